@@ -1,0 +1,1 @@
+"""What the three services share: frames, streams, directory, configuration, errors, randomness."""

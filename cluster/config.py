@@ -1,0 +1,191 @@
+"""The configuration tree: frozen, keyword only, one section per component, parsed once.
+
+`load_config` reads YAML (or takes a mapping) and refuses unknown keys, wrong types and values
+out of range with a `ConfigError` that names the path, e.g. ``router.max_queued_tokens``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.errors import ConfigError
+
+
+def positive(default: float, *, most: float = float("inf")) -> Any:
+    """A number in (0, most]."""
+    return field(default=default, metadata={"over": 0, "most": most})
+
+
+def natural(default: int, *, most: float = float("inf")) -> Any:
+    """An integer in 0..most."""
+    return field(default=default, metadata={"least": 0, "most": most})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The target model."""
+
+    target: str = "smollm2-135m"
+    """A name of the model store, a local Hugging Face folder, or a hub id."""
+    dtype: str = "auto"
+    """``auto`` (fp32 on CPU, the checkpoint's own on CUDA), ``float32``, ``bfloat16``, ``float16``."""
+    device: str = "auto"
+    """``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:N``."""
+    max_model_len: int = positive(2048)
+    """Most positions of one request, prompt included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig:
+    """The drafter pool."""
+
+    checkpoint: str = "default"
+    """``default`` (shipped for the embedded target), a folder, a hub id, or ``none``."""
+    num_replicas: int = natural(1)
+    num_cpus: float = positive(0.5)
+    num_gpus: float = natural(0)
+    dtype: str = "auto"
+    num_threads: int = natural(0)
+    """Torch threads of a replica, 0 for all cores."""
+    max_sessions: int = positive(256)
+    max_session_tokens: int = positive(1 << 20)
+    """Draft KV over all sessions, in positions."""
+    idle_session_s: float = positive(120.0)
+    q_top_k: int = positive(64, most=1024)
+    """Width of the sparse q in rejection mode."""
+    batch_window_s: float = field(default=0.0, metadata={"least": 0, "most": 1.0})
+    """How long a draft batch waits for more commits once it could start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierConfig:
+    """The verifier pool."""
+
+    engine: str = "torch"
+    num_replicas: int = positive(1)
+    num_cpus: float = positive(1.0)
+    num_gpus: float = natural(0)
+    num_threads: int = natural(0)
+    max_requests: int = positive(64)
+    max_step_tokens: int = positive(512)
+    """Most tokens of one step, verify rows and prompt chunks together."""
+    kv_tokens: int = positive(32768)
+    """Target KV, in positions over all requests."""
+    kv_block_tokens: int = positive(16)
+    feature_cache_bytes: int = natural(256 << 20)
+    """Projected rows kept for live sessions, so that they can move to another drafter."""
+    link_queue_bytes: int = positive(32 << 20)
+    """Most bytes queued towards one drafter before its sessions are unbound."""
+    lease_ttl_s: float = positive(10.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig:
+    """Ingress, admission and lanes."""
+
+    num_replicas: int = positive(1)
+    num_cpus: float = positive(0.5)
+    max_queued_requests: int = positive(256)
+    max_queued_tokens: int = positive(1 << 18)
+    """Prompt plus new tokens of all requests waiting for a lane."""
+    default_max_tokens: int = positive(256)
+    prefill_budget: int = positive(256)
+    """Prompt tokens per step beside the verify rows."""
+    draft_timeout_s: float = positive(2.0)
+    """Hard bound on waiting for a block; the usual wait is learnt from the link."""
+    step_timeout_s: float = positive(60.0)
+    """A verifier that does not answer a step for this long is taken for dead."""
+    default_mode: str = "coupled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """What holds the pools together."""
+
+    application: str = "dspark"
+    grpc_host: str = "127.0.0.1"
+    grpc_port: int = positive(9000, most=65535)
+    data_host: str = ""
+    """Interface that data-plane servers bind and advertise; empty: the node's own address under
+    Ray, 127.0.0.1 elsewhere."""
+    heartbeat_s: float = positive(1.0)
+    member_ttl_s: float = positive(5.0)
+    connect_timeout_s: float = positive(5.0)
+    auth_token: str = ""
+    """Shared secret of the data plane and of clients; usually from DSPARK_TOKEN, not from a file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Root of the tree."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    drafter: DrafterConfig = field(default_factory=DrafterConfig)
+    verifier: VerifierConfig = field(default_factory=VerifierConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+
+
+def load_config(source: Path | Mapping[str, Any] | None) -> Config:
+    """Parse a YAML file or a mapping; None gives the defaults.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, wrong type, value out of range.
+    """
+    if source is None:
+        return Config()
+    if isinstance(source, Path):
+        try:
+            loaded = yaml.safe_load(source.read_text())
+        except OSError as error:
+            raise ConfigError(f"cannot read {source}: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{source} is not YAML: {error}") from error
+        source = {} if loaded is None else loaded
+    return typing.cast(Config, _parse(Config, source, ""))
+
+
+def _parse(cls: type[Any], value: Any, path: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path or 'config'}: expected a mapping, got {type(value).__name__}")
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    parsed = {}
+    for key, item in value.items():
+        where = f"{path}.{key}" if path else str(key)
+        if key not in fields:
+            raise ConfigError(
+                f"{where}: unknown key", hint=f"known keys here: {', '.join(sorted(fields))}"
+            )
+        kind = hints[key]
+        if dataclasses.is_dataclass(kind):
+            parsed[key] = _parse(typing.cast("type[Any]", kind), item, where)
+        else:
+            parsed[key] = _scalar(item, kind, fields[key].metadata, where)
+    return cls(**parsed)
+
+
+def _scalar(
+    value: Any, kind: Any, bounds: Mapping[str, Any] | types.MappingProxyType[Any, Any], path: str
+) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise ConfigError(f"{path}: expected {kind.__name__}, got {value!r}")
+    if isinstance(value, float) and value != value:
+        raise ConfigError(f"{path}: not a number")
+    if "over" in bounds and value <= bounds["over"]:
+        raise ConfigError(f"{path}: {value} must be over {bounds['over']}")
+    if "least" in bounds and value < bounds["least"]:
+        raise ConfigError(f"{path}: {value} must be at least {bounds['least']}")
+    if "most" in bounds and value > bounds["most"]:
+        raise ConfigError(f"{path}: {value} must be at most {bounds['most']}")
+    return value

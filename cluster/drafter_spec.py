@@ -1,0 +1,46 @@
+"""`DrafterSpec`: the shape of a DSpark drafter, whatever file format it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+HeadKind = Literal["vanilla", "gated", "rnn", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterSpec:
+    """Architecture of one drafter (paper section 3.1). Sizes in elements, ids in the target's vocabulary."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    gamma: int
+    """Tokens drafted per block (checkpoint: ``block_size``)."""
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    """Target layers whose outputs are features: layer id i is transformers' ``hidden_states[i + 1]``."""
+    num_target_layers: int
+    target_hidden_size: int
+    vocab_size: int
+    """The target's vocabulary: what ids mean on the wire."""
+    draft_vocab_size: int
+    """Rows of the draft head; equals ``vocab_size`` unless the vocabulary is reduced."""
+    head: HeadKind
+    markov_rank: int
+    """0 with head ``none``: plain DFlash."""
+    has_confidence: bool
+    confidence_with_markov: bool
+    sliding_windows: tuple[int | None, ...]
+    """Per layer: how many positions before a query are visible, None for all."""
+
+    @property
+    def feature_width(self) -> int:
+        """Width of one raw feature row: the tapped layers side by side."""
+        return len(self.target_layer_ids) * self.target_hidden_size

@@ -1,0 +1,1 @@
+"""Ray Serve deployments and the application that binds them."""

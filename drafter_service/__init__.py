@@ -1,0 +1,1 @@
+"""Drafting: checkpoints, backbone and heads, sessions, the replica, training."""

@@ -1,0 +1,1 @@
+"""Ingress, admission, placement and the lanes that drive verifiers."""

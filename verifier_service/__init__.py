@@ -1,0 +1,1 @@
+"""Verifying: engines, acceptance, feature projection, the replica."""

@@ -1,0 +1,105 @@
+"""The seam between a verifier replica and the engine that computes: plain data in, plain data out.
+
+Two engines stand behind it: ours on torch (`verifier_service.torch_engine`), and vLLM. The replica
+(`verifier_service.node`) owns lease, streams and draft links; the engine owns weights, target KV,
+sampling state and the tokens of its requests. An engine never calls back and does no I/O.
+
+Shape legend: D draft hidden size, T rows newly committed in a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from cluster.wire import Admission, Sampling, Step, StepResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLimits:
+    """What an engine can hold and do."""
+
+    model_fingerprint: str
+    vocab_size: int
+    max_model_len: int
+    max_requests: int
+    max_step_tokens: int
+    kv_block_tokens: int
+    kv_blocks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommittedRows:
+    """Rows that one step committed for one request, ready for its draft session.
+
+    Rows cover positions ``first_position .. first_position + len(ids) - 1``; ``ids`` are those of the
+    positions one later (see `cluster.wire.Commit`); ``features`` are projected, [T, D], None when
+    the engine has no projection (no drafter, or a feature-free one).
+    """
+
+    rid: int
+    first_position: int
+    ids: tuple[int, ...]
+    digest: int
+    """Of all committed ids up to and including the last of ``ids``."""
+    features: Tensor | None
+    prefill_done: bool
+    """False for a prompt chunk that is not the last: no anchor yet, nothing to draft."""
+    finished: bool
+    """The request ended in this step: the draft session needs no more commits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """What a step gives back: the router's frame, and what goes to the drafters."""
+
+    result: StepResult
+    committed: tuple[CommittedRows, ...]
+
+
+class Engine(Protocol):
+    """One target model. Calls come one at a time, from one thread."""
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Fixed at load."""
+        ...
+
+    def check(self, admission: Admission) -> None:
+        """Refuse what cannot be served.
+
+        Raises:
+            Unsupported: a sampling feature that this engine lacks.
+            InvalidRequest: ids out of vocabulary, too long a prompt, a bad parameter.
+        """
+        ...
+
+    def step(self, step: Step) -> StepOutcome:
+        """Release, admit, then run one ragged forward over verify rows and prompt chunks.
+
+        A row that does not fit the engine's state (unknown request, wrong anchor or digest, bad
+        ids) becomes a `Failure` with code ``StaleFrame`` or ``FrameError`` and changes nothing;
+        the other rows go on. `Step.rebinds` are the node's business and ignored here.
+        """
+        ...
+
+    def release_all(self) -> None:
+        """Drop every request (lease lost or expired)."""
+        ...
+
+    def committed_ids(self, rid: int) -> tuple[int, ...]:
+        """All committed ids of a live request, the anchor included (to reopen a draft session)."""
+        ...
+
+    def sampling(self, rid: int) -> Sampling:
+        """Sampling parameters of a live request."""
+        ...
+
+    def measure_step(self, num_tokens: int, context: int) -> float:
+        """Seconds of one step of ``num_tokens`` verify tokens at this context length (profiling).
+
+        Only legal while the engine holds no request.
+        """
+        ...
