@@ -36,7 +36,7 @@ class ModelConfig:
     target: str = "smollm2-135m"
     """A name of the model store, a local Hugging Face folder, or a hub id."""
     dtype: str = "auto"
-    """``auto`` (fp32 on CPU, the checkpoint's own on CUDA), ``float32``, ``bfloat16``, ``float16``."""
+    """``auto`` (fp32 on CPU, else the checkpoint's own), ``float32``, ``bfloat16``, ``float16``."""
     device: str = "auto"
     """``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:N``."""
     max_model_len: int = positive(2048)
@@ -85,6 +85,8 @@ class VerifierConfig:
     link_queue_bytes: int = positive(32 << 20)
     """Most bytes queued towards one drafter before its sessions are unbound."""
     lease_ttl_s: float = positive(10.0)
+    profile_budget_s: float = positive(20.0)
+    """Most time that measuring the step profile may take at start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,8 @@ class RouterConfig:
     """Hard bound on waiting for a block; the usual wait is learnt from the link."""
     step_timeout_s: float = positive(60.0)
     """A verifier that does not answer a step for this long is taken for dead."""
+    unplaced_timeout_s: float = positive(30.0)
+    """After so long without any verifier in the cluster, waiting requests end with Unavailable."""
     default_mode: str = "coupled"
 
 
@@ -120,7 +124,7 @@ class ClusterConfig:
     member_ttl_s: float = positive(5.0)
     connect_timeout_s: float = positive(5.0)
     auth_token: str = ""
-    """Shared secret of the data plane and of clients; usually from DSPARK_TOKEN, not from a file."""
+    """Shared secret of data plane and clients; usually from DSPARK_TOKEN, not from a file."""
 
 
 @dataclass(frozen=True, kw_only=True)

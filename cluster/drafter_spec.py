@@ -10,7 +10,8 @@ HeadKind = Literal["vanilla", "gated", "rnn", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterSpec:
-    """Architecture of one drafter (paper section 3.1). Sizes in elements, ids in the target's vocabulary."""
+    """Architecture of one drafter (paper section 3.1). Sizes in elements, ids in the target's
+    vocabulary."""
 
     hidden_size: int
     intermediate_size: int
@@ -25,7 +26,8 @@ class DrafterSpec:
     """Tokens drafted per block (checkpoint: ``block_size``)."""
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
-    """Target layers whose outputs are features: layer id i is transformers' ``hidden_states[i + 1]``."""
+    """Target layers whose outputs are features: layer id i is transformers'
+    ``hidden_states[i + 1]``."""
     num_target_layers: int
     target_hidden_size: int
     vocab_size: int
@@ -38,7 +40,17 @@ class DrafterSpec:
     has_confidence: bool
     confidence_with_markov: bool
     sliding_windows: tuple[int | None, ...]
-    """Per layer: how many positions before a query are visible, None for all."""
+    """Per layer: how many context positions before the anchor the block sees, None for all."""
+    sample_from_anchor: bool = True
+    """Whether the anchor's own slot predicts the first draft token (DSpark); otherwise (DFlash)
+    the block has one more slot than draft tokens and the anchor's output is unused."""
+    causal_sliding_blocks: bool = False
+    """Whether, in layers with a sliding window, a block position sees no later one of its block."""
+
+    @property
+    def block_width(self) -> int:
+        """Slots of one block ``[anchor, mask, ...]``."""
+        return self.gamma if self.sample_from_anchor else self.gamma + 1
 
     @property
     def feature_width(self) -> int:

@@ -11,6 +11,10 @@
     ├── ModelStoreError              FAILED_PRECONDITION  500   fetch or conversion failed
     │   └── HashMismatch                                        bytes are not the pinned ones
     ├── CheckpointError              FAILED_PRECONDITION  400   a checkpoint we cannot honour
+    ├── TrainingError                FAILED_PRECONDITION  500   training cannot go on
+    │   ├── DatasetError                                        data missing, empty or of another target
+    │   ├── TrainingDiverged                                    the loss is no longer a finite number
+    │   └── StorageFull                                         no room for shards or checkpoints
     ├── FrameError                   INVALID_ARGUMENT     400   a frame that breaks the wire rules
     │   ├── FrameTooLarge                                       over a hard limit
     │   └── ProtocolMismatch                                    peers speak different versions
@@ -106,6 +110,25 @@ class CheckpointError(DSparkError, ValueError):
 
     grpc_code = "FAILED_PRECONDITION"
     http_status = 400
+
+
+class TrainingError(DSparkError):
+    """A training run cannot start or go on; the last good checkpoint is kept."""
+
+    grpc_code = "FAILED_PRECONDITION"
+    http_status = 500
+
+
+class DatasetError(TrainingError, ValueError):
+    """Training data is missing, empty, or belongs to another target."""
+
+
+class TrainingDiverged(TrainingError):
+    """The loss or a gradient is no longer a finite number."""
+
+
+class StorageFull(TrainingError):
+    """The disk has no room for a feature shard or a checkpoint."""
 
 
 class FrameError(DSparkError, ValueError):

@@ -3,8 +3,9 @@
 A frame on the wire is a msgpack array ``[PROTOCOL_VERSION, frame name, {field: value}]``; a
 numpy array is an extension holding dtype, shape and raw bytes. Decoding refuses unknown
 frames, missing or unexpected fields, wrong types, lengths past the hard limits and non-finite
-floats, each with a `FrameError` that names the field: whatever passes ``decode`` is well
-formed. Checks that need context (vocabulary, gamma, epoch, digest) belong to the receiver.
+floats, negative integers and rows that do not match up, each with a `FrameError` that names the
+field: whatever passes ``decode`` is well formed. Checks that need context (vocabulary, gamma,
+epoch, digest) belong to the receiver.
 
 Shape legend: R verify rows, N result rows, S sessions in a batch, T tokens (all rows
 concatenated), K sparse-q width, G gamma, D draft hidden size.
@@ -13,11 +14,13 @@ Lengths per row are carried as ``num_*`` arrays beside concatenated values: no p
 crosses the wire, except ids inside a draft block, which always has gamma places.
 """
 
+# ruff: noqa: RUF009 - `array` and `column` make dataclass fields
+
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
+import operator
 import types
 import typing
 from dataclasses import dataclass, field
@@ -54,9 +57,49 @@ FINISH_LENGTH: Final = 2
 FINISH_REASONS: Final = ("", "stop", "length")
 
 
-def array(*dtypes: str, ndim: int = 1, limit: int = MAX_TOKENS) -> Any:
-    """A required array field: allowed dtypes, number of axes, most elements."""
-    return field(metadata={"dtypes": dtypes, "ndim": ndim, "limit": limit})
+def array(
+    *dtypes: str,
+    ndim: int = 1,
+    limit: int = MAX_TOKENS,
+    most: float = math.inf,
+    rows: str = "",
+    total_of: str = "",
+    where: str = "",
+    shape_of: str = "",
+    or_empty: bool = False,
+) -> Any:
+    """A required array field. Integers are never negative; floats are finite and, with ``most``
+    given, in 0..most.
+
+    Args:
+        dtypes: those allowed.
+        ndim: number of axes.
+        limit: most elements.
+        most: largest value.
+        rows: fields of one record with the same mark have equally many rows.
+        total_of: the field whose sum is the number of rows ...
+        where: ... counted only where this field is not zero.
+        shape_of: the field whose shape it has.
+        or_empty: or else it has no elements at all.
+    """
+    return field(
+        metadata={
+            "dtypes": dtypes,
+            "ndim": ndim,
+            "limit": limit,
+            "most": most,
+            "rows": rows,
+            "total_of": total_of,
+            "where": where,
+            "shape_of": shape_of,
+            "or_empty": or_empty,
+        }
+    )
+
+
+def column(dtype: str, rows: str, *, most: float = math.inf) -> Any:
+    """A required array field with one value for each of the rows marked ``rows``."""
+    return array(dtype, limit=MAX_ROWS, rows=rows, most=most)
 
 
 def string(limit: int = 256) -> Any:
@@ -165,8 +208,8 @@ class Sampling(Record):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    bias_ids: I32 = array("i4", limit=1024)
-    bias_values: F32 = array("f4", limit=1024)
+    bias_ids: I32 = array("i4", limit=1024, rows="bias")
+    bias_values: F32 = array("f4", limit=1024, rows="bias")
     seed: int = natural((1 << 64) - 1)
     mode: str = string(16)
     """``coupled`` or ``rejection`` (see DESIGN, two exact acceptance modes)."""
@@ -222,15 +265,16 @@ class Step(Frame):
     releases: I64 = array("i8", limit=MAX_ROWS)
     prefill_budget: int = natural(MAX_TOKENS)
     """Most prompt tokens this step may compute beside its verify rows."""
-    rid: I64 = array("i8", limit=MAX_ROWS)  # R
-    anchor: I32 = array("i4", limit=MAX_ROWS)  # R, position of the last committed token
-    digest: U64 = array("u8", limit=MAX_ROWS)  # R, of ids[0..anchor]
-    num_draft: I32 = array("i4", limit=MAX_ROWS)  # R
-    want_draft: U8 = array("u1", limit=MAX_ROWS)  # R, ask for the next block
-    draft_ids: I32 = array("i4")  # T = sum(num_draft)
-    has_q: U8 = array("u1", limit=MAX_ROWS)  # R
-    q_ids: I32 = array("i4", ndim=2, limit=64 * MAX_TOKENS)  # sum of num_draft with has_q, K
-    q_probs: F32 = array("f4", ndim=2, limit=64 * MAX_TOKENS)
+    rid: I64 = column("i8", "R")  # R
+    anchor: I32 = column("i4", "R")  # R, position of the last committed token
+    digest: U64 = column("u8", "R")  # R, of ids[0..anchor]
+    num_draft: I32 = column("i4", "R")  # R
+    want_draft: U8 = column("u1", "R", most=1)  # R, ask for the next block
+    draft_ids: I32 = array("i4", total_of="num_draft")  # T = sum(num_draft)
+    has_q: U8 = column("u1", "R", most=1)  # R
+    q_ids: I32 = array("i4", ndim=2, limit=64 * MAX_TOKENS, total_of="num_draft", where="has_q")
+    """[sum of num_draft with has_q, K]"""
+    q_probs: F32 = array("f4", ndim=2, limit=64 * MAX_TOKENS, most=1, shape_of="q_ids")
 
 
 # --- verifier -> router -----------------------------------------------------------------
@@ -249,9 +293,9 @@ class Lease(Frame):
     max_step_tokens: int = natural(MAX_TOKENS)
     kv_block_tokens: int = natural(1 << 16)
     kv_blocks: int = natural(1 << 40)
-    profile_tokens: I32 = array("i4", limit=4096)
+    profile_tokens: I32 = array("i4", limit=4096, rows="profile")
     """Batch sizes B (tokens to the target) measured at start, rising."""
-    profile_step_s: F32 = array("f4", limit=4096)
+    profile_step_s: F32 = array("f4", limit=4096, rows="profile")
     """Measured seconds of one step at each B."""
 
 
@@ -270,17 +314,17 @@ class StepResult(Frame):
 
     lane_epoch: int = natural()
     step_id: int = natural()
-    rid: I64 = array("i8", limit=MAX_ROWS)  # N
-    num_accepted: I32 = array("i4", limit=MAX_ROWS)  # N, draft tokens that survived
-    num_emitted: I32 = array("i4", limit=MAX_ROWS)  # N, new tokens, the bonus included
-    token_ids: I32 = array("i4")  # T = sum(num_emitted)
-    logprobs: F32 = array("f4")  # T, NaN-free; zeros for requests that did not ask
-    anchor: I32 = array("i4", limit=MAX_ROWS)  # N, new position of the last committed token
-    digest: U64 = array("u8", limit=MAX_ROWS)  # N, of ids[0..anchor]
-    finish: U8 = array("u1", limit=MAX_ROWS)  # N, index into FINISH_REASONS
+    rid: I64 = column("i8", "N")  # N
+    num_accepted: I32 = column("i4", "N")  # N, draft tokens that survived
+    num_emitted: I32 = column("i4", "N")  # N, new tokens, the bonus included
+    token_ids: I32 = array("i4", total_of="num_emitted")  # T = sum(num_emitted)
+    logprobs: F32 = array("f4", total_of="num_emitted")  # T, zeros for who did not ask
+    anchor: I32 = column("i4", "N")  # N, new position of the last committed token
+    digest: U64 = column("u8", "N")  # N, of ids[0..anchor]
+    finish: U8 = column("u1", "N", most=len(FINISH_REASONS) - 1)  # N, index into FINISH_REASONS
     failures: tuple[Failure, ...] = items()
     unbound: I64 = array("i8", limit=MAX_ROWS)
-    """Requests that lost their draft session (drafter gone, queue full): decode plainly or rebind."""
+    """Requests whose draft session is gone (drafter dead, queue full): decode plainly or rebind."""
     num_real_tokens: int = natural(MAX_TOKENS)
     num_padded_tokens: int = natural(MAX_TOKENS)
     num_prefill_tokens: int = natural(MAX_TOKENS)
@@ -320,15 +364,17 @@ class Commit(Frame):
     """
 
     lane_id: str = string()
-    rid: I64 = array("i8", limit=MAX_ROWS)  # S
-    epoch: I32 = array("i4", limit=MAX_ROWS)  # S
-    first_position: I32 = array("i4", limit=MAX_ROWS)  # S
-    num_rows: I32 = array("i4", limit=MAX_ROWS)  # S
-    digest: U64 = array("u8", limit=MAX_ROWS)  # S, of all ids up to and including the last
-    want_draft: U8 = array("u1", limit=MAX_ROWS)  # S
-    ids: I32 = array("i4")  # T = sum(num_rows)
-    features: NDArray[Any] = array("f4", "f2", "u2", ndim=2, limit=MAX_FRAME_BYTES)
-    """[T, D] projected rows; ``u2`` holds the bits of bfloat16. [0, 0] for feature-free drafters."""
+    rid: I64 = column("i8", "S")  # S
+    epoch: I32 = column("i4", "S")  # S
+    first_position: I32 = column("i4", "S")  # S
+    num_rows: I32 = column("i4", "S")  # S
+    digest: U64 = column("u8", "S")  # S, of all ids up to and including the last
+    want_draft: U8 = column("u1", "S", most=1)  # S
+    ids: I32 = array("i4", total_of="num_rows")  # T = sum(num_rows)
+    features: NDArray[Any] = array(
+        "f4", "f2", "u2", ndim=2, limit=MAX_FRAME_BYTES, total_of="num_rows", or_empty=True
+    )
+    """[T, D] projected rows; ``u2`` holds the bits of bfloat16. Empty for feature-free drafters."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -347,16 +393,17 @@ class Blocks(Frame):
     """Draft blocks of several sessions of one lane, straight to the lane's router."""
 
     drafter_id: str = string()
-    rid: I64 = array("i8", limit=MAX_ROWS)  # S
-    epoch: I32 = array("i4", limit=MAX_ROWS)  # S
-    anchor: I32 = array("i4", limit=MAX_ROWS)  # S
-    digest: U64 = array("u8", limit=MAX_ROWS)  # S, of ids[0..anchor]
-    num_draft: I32 = array("i4", limit=MAX_ROWS)  # S, <= gamma (n-gram blocks may be short)
-    ids: I32 = array("i4", ndim=2)  # S, gamma
-    confidence: F32 = array("f4", ndim=2)  # S, gamma; conditional, in [0, 1]
-    has_q: U8 = array("u1", limit=MAX_ROWS)  # S
-    q_ids: I32 = array("i4", ndim=3, limit=64 * MAX_TOKENS)  # sessions with q, gamma, K
-    q_probs: F32 = array("f4", ndim=3, limit=64 * MAX_TOKENS)
+    rid: I64 = column("i8", "S")  # S
+    epoch: I32 = column("i4", "S")  # S
+    anchor: I32 = column("i4", "S")  # S
+    digest: U64 = column("u8", "S")  # S, of ids[0..anchor]
+    num_draft: I32 = column("i4", "S")  # S, <= gamma (n-gram blocks may be short)
+    ids: I32 = array("i4", ndim=2, rows="S")  # S, gamma
+    confidence: F32 = array("f4", ndim=2, most=1, shape_of="ids")  # S, gamma; conditional
+    has_q: U8 = column("u1", "S", most=1)  # S
+    q_ids: I32 = array("i4", ndim=3, limit=64 * MAX_TOKENS, total_of="has_q")
+    """[sessions with q, gamma, K]"""
+    q_probs: F32 = array("f4", ndim=3, limit=64 * MAX_TOKENS, most=1, shape_of="q_ids")
     draft_s: float
     """Seconds the batch spent in the drafter, queueing included."""
 
@@ -366,8 +413,8 @@ class Lost(Frame):
     """Sessions that a drafter no longer has (expired, gap, out of memory). To lane and verifier."""
 
     lane_id: str = string()
-    rid: I64 = array("i8", limit=MAX_ROWS)
-    epoch: I32 = array("i4", limit=MAX_ROWS)
+    rid: I64 = column("i8", "S")
+    epoch: I32 = column("i4", "S")
     reason: str = string(1024)
 
 
@@ -380,7 +427,12 @@ class Submit(Frame):
 
     request_id: str = string()
     ids: I32 = array("i4", limit=MAX_PROMPT_TOKENS)
+    """The prompt, then tokens already emitted when a request continues after a fault."""
+    num_prompt: int = natural(MAX_PROMPT_TOKENS)
+    num_sent_chars: int = natural()
+    """Characters of text that the client already has (0 for a fresh request)."""
     max_new_tokens: int = natural(MAX_PROMPT_TOKENS)
+    """Counted from the prompt's end."""
     stop_ids: I32 = array("i4", limit=1024)
     stop_strings: tuple[str, ...] = items(64)
     ignore_eos: bool
@@ -442,7 +494,10 @@ def encode(frame: Frame) -> bytes:
     """
     name = type(frame).__name__
     body = _pack_record(frame, name)
-    data: bytes = msgpack.packb([PROTOCOL_VERSION, name, body], use_bin_type=True)
+    try:
+        data: bytes = msgpack.packb([PROTOCOL_VERSION, name, body], use_bin_type=True)
+    except ValueError as error:  # a lone surrogate in a string, or past msgpack's 4 GiB
+        raise FrameError(f"{name}: cannot be encoded: {error}") from error
     if len(data) > MAX_FRAME_BYTES:
         raise FrameTooLarge(f"{name} of {len(data)} bytes exceeds {MAX_FRAME_BYTES}")
     return data
@@ -469,25 +524,53 @@ def decode(data: bytes) -> Frame:
     if not (isinstance(outer, list) and len(outer) == 3 and isinstance(outer[1], str)):
         raise FrameError("not a frame: expected [version, name, fields]")
     version, name, body = outer
-    if version != PROTOCOL_VERSION:
-        raise ProtocolMismatch(f"protocol version {version!r}, expected {PROTOCOL_VERSION}")
+    if type(version) is not int or version != PROTOCOL_VERSION:
+        raise ProtocolMismatch(f"protocol version {str(version)[:32]}, expected {PROTOCOL_VERSION}")
     cls = FRAMES.get(name)
     if cls is None:
         raise FrameError(f"unknown frame {name[:64]!r}")
-    return _unpack_record(cls, body, name)
+    return typing.cast(Frame, _unpack_record(cls, body, name))
 
 
-@functools.cache
-def _fields(cls: type[Record]) -> tuple[tuple[str, Any, dict[str, Any]], ...]:
-    hints = typing.get_type_hints(cls)
-    return tuple((f.name, hints[f.name], dict(f.metadata)) for f in dataclasses.fields(cls))
+class _Field(typing.NamedTuple):
+    """What the codec must know of one field, worked out once per class."""
+
+    name: str
+    kind: Any
+    item: Any
+    """Type of a tuple's items, None for other kinds."""
+    is_record: bool
+    """Whether the value (or each item) is a record itself."""
+    meta: dict[str, Any]
+
+
+_plans: dict[type, tuple[_Field, ...]] = {}
+_row_plans: dict[type, tuple[_Field, ...]] = {}
+
+
+def _fields(cls: type[Record]) -> tuple[_Field, ...]:
+    if cls not in _plans:
+        hints = typing.get_type_hints(cls)
+        _plans[cls] = tuple(
+            _Field(
+                name=spec.name,
+                kind=hints[spec.name],
+                item=_item_type(hints[spec.name]),
+                is_record=_is_record(_item_type(hints[spec.name]) or hints[spec.name]),
+                meta=dict(spec.metadata),
+            )
+            for spec in dataclasses.fields(cls)
+        )
+    return _plans[cls]
 
 
 def _pack_record(record: Record, path: str) -> dict[str, Any]:
-    return {
-        name: _pack(_check(getattr(record, name), kind, meta, f"{path}.{name}"), f"{path}.{name}")
-        for name, kind, meta in _fields(type(record))
+    values = {
+        spec.name: _check(getattr(record, spec.name), spec, f"{path}.{spec.name}")
+        for spec in _fields(type(record))
     }
+    _check_rows(type(record), values, path)
+    return {name: _pack(value, f"{path}.{name}") for name, value in values.items()}
 
 
 def _pack(value: Any, path: str) -> Any:
@@ -509,12 +592,13 @@ def _unpack_array(code: int, data: bytes) -> NDArray[Any]:
     try:
         name, shape = unpacker.unpack()
         dtype = _DTYPES[name]
-        dims = tuple(int(n) for n in shape)
+        dims = tuple(operator.index(n) for n in shape)
     except Exception as error:
         raise FrameError("array with a malformed head") from error
     offset = unpacker.tell()
-    if any(n < 0 for n in dims) or len(data) - offset != math.prod(dims) * dtype.itemsize:
-        raise FrameError(f"array of shape {dims} does not match its {len(data) - offset} bytes")
+    too_odd = len(dims) > 3 or any(not 0 <= n <= MAX_FRAME_BYTES for n in dims)
+    if too_odd or len(data) - offset != math.prod(dims) * dtype.itemsize:
+        raise FrameError(f"array does not match its {len(data) - offset} bytes: {str(dims)[:64]}")
     return np.frombuffer(data, dtype, offset=offset).reshape(dims)
 
 
@@ -522,32 +606,35 @@ def _unpack_record(cls: type[Any], body: Any, path: str) -> Any:
     if not isinstance(body, dict):
         raise FrameError(f"{path}: expected a map of fields")
     fields = _fields(cls)
-    expected = {name for name, _, _ in fields}
+    expected = {spec.name for spec in fields}
     if body.keys() != expected:
-        missing, extra = sorted(expected - body.keys()), sorted(map(str, body.keys() - expected))
+        missing, extra = (
+            sorted(expected - body.keys()),
+            [str(k)[:64] for k in body.keys() - expected],
+        )
         raise FrameError(f"{path}: missing fields {missing[:8]}, unexpected fields {extra[:8]}")
     values = {}
-    for name, kind, meta in fields:
-        where = f"{path}.{name}"
-        value = body[name]
-        item = _item_type(kind)
-        if item is not None and isinstance(value, list):
-            _check_length(len(value), meta, where)
+    for spec in fields:
+        where = f"{path}.{spec.name}"
+        value = body[spec.name]
+        if spec.item is not None and isinstance(value, list):
+            _check_length(len(value), spec.meta, where)
             value = tuple(
-                _unpack_record(item, v, f"{where}[{i}]") if _is_record(item) else v
+                _unpack_record(spec.item, v, f"{where}[{i}]") if spec.is_record else v
                 for i, v in enumerate(value)
             )
-        elif _is_record(kind):
-            value = _unpack_record(kind, value, where)
-        values[name] = _check(value, kind, meta, where)
+        elif spec.is_record and spec.item is None:
+            value = _unpack_record(spec.kind, value, where)
+        values[spec.name] = _check(value, spec, where)
+    _check_rows(cls, values, path)
     return cls(**values)
 
 
-def _check(value: Any, kind: Any, meta: dict[str, Any], path: str) -> Any:
+def _check(value: Any, spec: _Field, path: str) -> Any:
     """Return ``value`` in canonical form, or raise naming ``path``."""
+    kind, item, meta = spec.kind, spec.item, spec.meta
     if "dtypes" in meta:
         return _check_array(value, meta, path)
-    item = _item_type(kind)
     if item is not None:
         if not isinstance(value, tuple) or not all(isinstance(v, item) for v in value):
             raise FrameError(f"{path}: expected a tuple of {item.__name__}")
@@ -581,9 +668,47 @@ def _check_array(value: Any, meta: dict[str, Any], path: str) -> NDArray[Any]:
     if value.ndim != meta["ndim"]:
         raise FrameError(f"{path}: {value.ndim} axes, expected {meta['ndim']}")
     _check_length(value.size, meta, path)
-    if dtype.kind == "f" and not np.isfinite(value).all():
-        raise FrameError(f"{path}: not finite")
+    _check_values(value, meta["most"], path)
     return value.astype(dtype, copy=False)
+
+
+def _check_values(value: NDArray[Any], most: float, path: str) -> None:
+    if value.size == 0:
+        return
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise FrameError(f"{path}: not finite")
+    bounded = most < math.inf
+    if (bounded or value.dtype.kind == "i") and value.min() < 0:
+        raise FrameError(f"{path}: {value.min()} is negative")
+    if bounded and value.max() > most:
+        raise FrameError(f"{path}: {value.max()} is over {most}")
+
+
+def _row_rules(cls: type[Record]) -> tuple[_Field, ...]:
+    if cls not in _row_plans:
+        rules = ("rows", "total_of", "shape_of")
+        _row_plans[cls] = tuple(f for f in _fields(cls) if any(f.meta.get(rule) for rule in rules))
+    return _row_plans[cls]
+
+
+def _check_rows(cls: type[Record], values: dict[str, Any], path: str) -> None:
+    """Refuse arrays of one record whose lengths do not match up."""
+    marks: dict[str, int] = {}
+    for name, _, _, _, meta in _row_rules(cls):
+        value = values[name]
+        num_rows = len(value)
+        if meta["or_empty"] and value.size == 0:
+            continue
+        if meta["rows"] and marks.setdefault(meta["rows"], num_rows) != num_rows:
+            raise FrameError(f"{path}.{name}: {num_rows} rows, expected {marks[meta['rows']]}")
+        if meta["shape_of"] and value.shape != values[meta["shape_of"]].shape:
+            raise FrameError(f"{path}.{name}: shape {value.shape} differs from {meta['shape_of']}")
+        if meta["total_of"]:
+            counts = values[meta["total_of"]]
+            if meta["where"]:
+                counts = counts[values[meta["where"]] != 0]
+            if (total := int(counts.sum(dtype=np.int64))) != num_rows:
+                raise FrameError(f"{path}.{name}: {num_rows} rows, {meta['total_of']} says {total}")
 
 
 def _check_length(length: int, meta: dict[str, Any], path: str) -> None:

@@ -34,9 +34,9 @@ class EngineLimits:
 class CommittedRows:
     """Rows that one step committed for one request, ready for its draft session.
 
-    Rows cover positions ``first_position .. first_position + len(ids) - 1``; ``ids`` are those of the
-    positions one later (see `cluster.wire.Commit`); ``features`` are projected, [T, D], None when
-    the engine has no projection (no drafter, or a feature-free one).
+    Rows cover positions ``first_position .. first_position + len(ids) - 1``; ``ids`` are those of
+    the positions one later (see `cluster.wire.Commit`); ``features`` are projected, [T, D], None
+    when the engine has no projection (no drafter, or a feature-free one).
     """
 
     rid: int

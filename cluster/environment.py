@@ -1,0 +1,69 @@
+"""The one place that reads environment variables.
+
+| variable | meaning |
+|---|---|
+| ``DSPARK_TOKEN`` | shared secret of data plane and clients; overrides ``cluster.auth_token`` |
+| ``DSPARK_CACHE`` | folder of the model store, instead of the user's cache folder |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+
+from cluster.config import Config
+
+
+def auth_token() -> str:
+    """The cluster secret, empty where none is set."""
+    return os.environ.get("DSPARK_TOKEN", "")
+
+
+def cache_dir() -> Path:
+    """Where fetched and converted models live."""
+    override = os.environ.get("DSPARK_CACHE", "")
+    return Path(override).expanduser() if override else platformdirs.user_cache_path("dspark")
+
+
+def with_environment(config: Config) -> Config:
+    """The configuration with what the environment overrides."""
+    token = auth_token()
+    if not token:
+        return config
+    cluster = dataclasses.replace(config.cluster, auth_token=token)
+    return dataclasses.replace(config, cluster=cluster)
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """This process's environment with some variables changed, for a child process."""
+    return {**os.environ, **changes}
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """Set a variable, for this process and its children, while the block runs."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def use_threads(num_threads: int) -> int:
+    """Have OpenMP, if not loaded yet, use this many threads; 0 means one per usable core.
+
+    Returns:
+        The number of threads.
+    """
+    count = num_threads or len(os.sched_getaffinity(0))
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    return count

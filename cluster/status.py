@@ -1,0 +1,47 @@
+"""Errors of the tree as gRPC statuses and back: trailing metadata may be lost, details are not."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from cluster import errors
+from cluster.errors import DSparkError, error_for
+
+_DETAILS: Final = re.compile(r"([A-Z]\w+): (.*?)(?:\nhint: (.*))?", re.DOTALL)
+
+_BY_CODE: Final[dict[str, type[DSparkError]]] = {
+    "INVALID_ARGUMENT": errors.InvalidRequest,
+    "UNAUTHENTICATED": errors.AuthError,
+    "NOT_FOUND": errors.ModelNotFound,
+    "UNIMPLEMENTED": errors.Unsupported,
+    "RESOURCE_EXHAUSTED": errors.Overloaded,
+    "UNAVAILABLE": errors.Unavailable,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    "CANCELLED": errors.Cancelled,
+}
+
+
+def details_of(error: DSparkError) -> str:
+    """Write an error as status details; `error_of` reads it back."""
+    hint = f"\nhint: {error.hint}" if error.hint else ""
+    return f"{type(error).__name__}: {error.message}{hint}"
+
+
+def error_of(code: str, details: str | None, address: str) -> DSparkError:
+    """Rebuild the error that a call to ``address`` ended with.
+
+    Args:
+        code: name of the gRPC status code.
+        details: as `details_of` wrote it, or anything: statuses that did not come from us (a
+            refused connection, the proxy's own) map by their code.
+    """
+    if match := _DETAILS.fullmatch(details or ""):
+        error = error_for(match[1], match[2])
+        if type(error).__name__ == match[1] and error.grpc_code == code:
+            error.hint = match[3] or ""
+            return error
+    kind = _BY_CODE.get(code, DSparkError)
+    first_line = next(iter((details or "").strip().splitlines()), "no details")
+    hint = "is `dspark serve` running there?" if kind is errors.Unavailable else ""
+    return kind(f"{address}: {code}: {first_line}", hint=hint)

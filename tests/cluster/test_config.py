@@ -1,0 +1,97 @@
+"""The configuration tree: parsed once, and every mistake named by its path."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import Config, load_config
+from cluster.environment import auth_token, cache_dir, with_environment
+from cluster.errors import ConfigError
+from cluster.timeouts import require_timeout
+
+
+def test_nothing_gives_the_defaults() -> None:
+    assert load_config(None) == load_config({}) == Config()
+
+
+def test_values_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "dspark.yaml"
+    path.write_text("verifier: {max_requests: 3, lease_ttl_s: 2}\nmodel: {target: /m}\n")
+    config = load_config(path)
+    assert config.verifier.max_requests == 3
+    assert config.verifier.lease_ttl_s == 2.0
+    assert isinstance(config.verifier.lease_ttl_s, float)
+    assert config.model.target == "/m"
+    assert config.router == Config().router
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_config(tmp_path / "empty.yaml") == Config()
+
+
+def test_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().verifier.max_requests = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ({"nonsense": 1}, "nonsense: unknown key"),
+        ({"router": {"max_queued": 1}}, "router.max_queued: unknown key"),
+        ({3: 1}, "3: unknown key"),
+        ([1], "config: expected a mapping"),
+        ({"router": 5}, "router: expected a mapping"),
+        ({"router": None}, "router: expected a mapping"),
+        ({"model": {"target": 5}}, "model.target: expected str"),
+        ({"model": {"target": None}}, "model.target: expected str"),
+        ({"verifier": {"max_requests": "8"}}, "verifier.max_requests: expected int"),
+        ({"verifier": {"max_requests": 1.5}}, "verifier.max_requests: expected int"),
+        ({"verifier": {"max_requests": True}}, "verifier.max_requests: expected int"),
+        ({"verifier": {"max_requests": 0}}, "verifier.max_requests: 0 must be over 0"),
+        ({"verifier": {"lease_ttl_s": -1}}, "verifier.lease_ttl_s: -1.0 must be over 0"),
+        ({"verifier": {"lease_ttl_s": float("nan")}}, "verifier.lease_ttl_s: not a number"),
+        ({"cluster": {"grpc_port": 70000}}, "cluster.grpc_port: 70000 must be at most 65535"),
+        ({"drafter": {"num_replicas": -1}}, "drafter.num_replicas: -1 must be at least 0"),
+        ({"drafter": {"q_top_k": 2000}}, "drafter.q_top_k: 2000 must be at most 1024"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_name_their_path(source: Any, path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    assert caught.value.message.startswith(path)
+
+
+def test_an_unknown_key_hints_at_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="max_queued_tokens"):
+        load_config({"router": {"max_queued": 1}})
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml"):
+        load_config(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match="not YAML"):
+        load_config(tmp_path / "bad.yaml")
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = load_config({"cluster": {"auth_token": "from file"}})
+    monkeypatch.delenv("DSPARK_TOKEN", raising=False)
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    assert (auth_token(), cache_dir()) == ("", tmp_path)
+    assert with_environment(config) is config
+    monkeypatch.setenv("DSPARK_TOKEN", "from env")
+    assert with_environment(config).cluster.auth_token == "from env"
+    monkeypatch.delenv("DSPARK_CACHE")
+    assert cache_dir().name == "dspark"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
+def test_no_timeout_means_for_ever(seconds: float) -> None:
+    with pytest.raises(ConfigError, match="connect_timeout_s"):
+        require_timeout("connect_timeout_s", seconds)
+    assert require_timeout("connect_timeout_s", 2) == 2.0

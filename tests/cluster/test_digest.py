@@ -1,0 +1,32 @@
+"""The rolling digest."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster import digest
+
+ids = st.lists(st.integers(0, 200_000), max_size=20)
+
+
+def test_known_values() -> None:
+    assert digest.of([]) == 0xCBF29CE484222325
+    # FNV-1a by hand: ((seed ^ (0 + 1)) * prime) mod 2**64
+    assert digest.of([0]) == (0xCBF29CE484222324 * 0x100000001B3) % (1 << 64)
+
+
+@given(ids, ids)
+def test_rolls(left: list[int], right: list[int]) -> None:
+    assert digest.extend(digest.of(left), right) == digest.of(left + right)
+    assert 0 <= digest.of(left) < 1 << 64
+
+
+@given(st.lists(st.integers(0, 200_000), min_size=1, max_size=20), st.data())
+def test_sees_any_changed_id_and_the_length(prefix: list[int], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(prefix) - 1))
+    changed = prefix.copy()
+    changed[place] += 1
+    assert digest.of(changed) != digest.of(prefix)
+    assert digest.of([*prefix, 0]) != digest.of(prefix)
+    assert digest.of(prefix[:-1]) != digest.of(prefix)
