@@ -1,0 +1,75 @@
+"""What a lane and its router count; snapshots go to `RouterNode.metrics`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from cluster.wire import StepResult
+from router.blocks import DraftBlock
+
+
+@dataclass(kw_only=True)
+class LaneCounters:
+    """Totals since start, over all lanes of a router that share the object."""
+
+    num_steps: int = 0
+    num_real_tokens: int = 0
+    """Tokens that the target computed, prompt chunks included."""
+    num_padded_tokens: int = 0
+    num_prefill_tokens: int = 0
+    num_verify_rows: int = 0
+    num_proposed: int = 0
+    """Draft tokens in blocks that were matched to a verified row."""
+    num_verified: int = 0
+    num_accepted: int = 0
+    num_emitted: int = 0
+    """Tokens that verify rows gave, so ``num_emitted / num_verify_rows`` is the accepted length."""
+    expected_accepted: float = 0.0
+    """Sum of the survival of the verified tokens: what the confidences promised."""
+    step_s: float = 0.0
+    predicted_step_s: float = 0.0
+    num_late_drafts: int = 0
+    """Rows that went plain because their block was not there in time."""
+    num_rebinds: int = 0
+    num_retries: int = 0
+    """Requests admitted again after a row failed or the pools disagreed about the prefix."""
+    stale: Counter[str] = field(default_factory=Counter)
+    """Blocks not used, by reason."""
+    num_malformed: int = 0
+    """Blocks that broke a rule."""
+    num_refused_frames: int = 0
+    """Frames of drafters that cost them their stream."""
+
+    def count_step(self, result: StepResult, predicted_step_s: float) -> None:
+        """One step that ran."""
+        self.num_steps += 1
+        self.num_real_tokens += result.num_real_tokens
+        self.num_padded_tokens += result.num_padded_tokens
+        self.num_prefill_tokens += result.num_prefill_tokens
+        if result.num_real_tokens:
+            self.step_s += result.step_s
+            self.predicted_step_s += predicted_step_s
+
+    def count_row(
+        self, block: DraftBlock | None, num_verified: int, num_accepted: int, num_emitted: int
+    ) -> None:
+        """One verify row that came back."""
+        self.num_verify_rows += 1
+        self.num_verified += num_verified
+        self.num_accepted += num_accepted
+        self.num_emitted += num_emitted
+        if block is not None:
+            self.num_proposed += len(block.ids)
+            self.expected_accepted += sum(block.survival[:num_verified])
+
+    def snapshot(self) -> dict[str, float]:
+        """Flat, for metrics: ``stale.epoch`` and the like for the counted reasons."""
+        flat: dict[str, float] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Counter):
+                flat |= {f"{name}.{reason}": float(n) for reason, n in sorted(value.items())}
+                flat[name] = float(value.total())
+            else:
+                flat[name] = float(value)
+        return flat

@@ -1,0 +1,124 @@
+"""One request inside a lane, as plain data, and what a round gives it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from cluster import digest
+from cluster.errors import DSparkError
+from cluster.wire import Sampling
+from router.blocks import DraftBlock
+from router.drafter_book import DrafterRef
+
+
+class Phase(enum.Enum):
+    """Where a request stands. It leaves the lane when it is done."""
+
+    QUEUED = "placed in the lane, not yet sent to the verifier"
+    PREFILLING = "admitted; the verifier computes its prompt chunk by chunk"
+    AWAITING = "committed up to its anchor; a block has been asked for"
+    READY = "may go into the next step, with a block or without"
+    IN_STEP = "a verify row of the step that is running"
+
+
+@dataclass(kw_only=True, eq=False)
+class LaneRequest:
+    """A request as its lane sees it: committed ids, draft session, block in hand."""
+
+    rid: int
+    ids: list[int]
+    """Prompt and everything emitted; the last one is the anchor."""
+    num_prompt: int
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+    sampling: Sampling
+    draft: bool
+    """False: always a plain row."""
+
+    phase: Phase = Phase.QUEUED
+    digest: int = field(init=False)
+    """Of ``ids``."""
+    since: float = 0.0
+    """When the current phase began: the longest waiting rows go first."""
+
+    drafter: DrafterRef | None = None
+    session_epoch: int = 0
+    block: DraftBlock | None = None
+    asks: dict[int, float] = field(default_factory=dict)
+    """Anchor to the time at which its block was asked for, the latest few."""
+    due: float = 0.0
+    """AWAITING: until when the block may come."""
+    rebind_at: float = 0.0
+    """Without a drafter: not before this time is another one tried."""
+    num_unbinds: int = 0
+    """Draft sessions lost since the last good block."""
+    failed_drafter: str = ""
+
+    def __post_init__(self) -> None:
+        self.digest = digest.of(self.ids)
+
+    @property
+    def anchor(self) -> int:
+        """Position of the last committed token."""
+        return len(self.ids) - 1
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_new_tokens - (len(self.ids) - self.num_prompt)
+
+    @property
+    def max_draft(self) -> int:
+        """Draft tokens worth verifying: the bonus token takes the last place."""
+        return max(self.remaining - 1, 0)
+
+    @property
+    def wants_draft(self) -> bool:
+        """Whether a block asked for in the coming step can be of use after it."""
+        return self.draft and self.remaining >= 3
+
+    def enter(self, phase: Phase, now: float) -> None:
+        """Change the phase."""
+        self.phase, self.since = phase, now
+
+    def commit(self, token_ids: tuple[int, ...]) -> None:
+        """Append emitted tokens; the block, drafted behind the old anchor, dies."""
+        self.ids.extend(token_ids)
+        self.digest = digest.extend(self.digest, token_ids)
+        self.block = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Emission:
+    """What one round emitted for one request."""
+
+    rid: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: int
+    """``FINISH_*`` of `cluster.wire`."""
+    is_round: bool
+    """False for the token that ends a prefill."""
+    num_proposed: int = 0
+    num_verified: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """The verifier cannot serve this request: it ends with the error."""
+
+    rid: int
+    error: DSparkError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """The verifier's state of this request is of no use: admit it again with all it has emitted."""
+
+    rid: int
+    reason: str
+
+
+Outcome = Emission | Failed | Retry

@@ -1,0 +1,96 @@
+"""The lane owner's side of lending: serves what another router submits over one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from cluster.errors import DSparkError, FrameError, ModelNotFound
+from cluster.streams import FrameStream
+from cluster.wire import Cancel, Ping, Pong, Submit
+from router.relay import emit_of, request_of
+from router.request import Delta
+from router.service import RequestService
+from router.ticket import Ticket
+
+logger = logging.getLogger(__name__)
+
+
+class PeerServer:
+    """One stream that another router opened. When it ends, its requests are cancelled.
+
+    Args:
+        stream: with the Hellos exchanged; closed by the caller.
+        service: serves the requests like any others, but never lends them on.
+    """
+
+    def __init__(self, stream: FrameStream, service: RequestService) -> None:
+        self._stream = stream
+        self._service = service
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        """By request id: sends its events."""
+
+    async def run(self) -> None:
+        """Serve until the stream ends.
+
+        Raises:
+            Unavailable: it has ended.
+            FrameError: a frame that a router does not send here.
+        """
+        try:
+            while True:
+                frame = await self._stream.recv()
+                if isinstance(frame, Submit):
+                    await self._submit(frame)
+                elif isinstance(frame, Cancel):
+                    await self._cancel(frame.request_id)
+                elif isinstance(frame, Ping):
+                    await self._stream.send(Pong(nonce=frame.nonce))
+                elif not isinstance(frame, Pong):
+                    raise FrameError(f"a router sent {type(frame).__name__}")
+        finally:
+            jobs = list(self._jobs.values())
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _submit(self, submit: Submit) -> None:
+        request_id = submit.request_id
+        try:
+            ticket = self._service.admit(request_of(submit), lent=submit)
+        except DSparkError as error:
+            await self._stream.send(emit_of(request_id, 0, error))
+            return
+
+        def over(_: asyncio.Task[None]) -> None:
+            del self._jobs[request_id]
+            self._service.close(ticket)
+
+        job = asyncio.create_task(self._emit_all(ticket), name=f"emit {request_id}")
+        job.add_done_callback(over)
+        self._jobs[request_id] = job
+
+    async def _cancel(self, request_id: str) -> None:
+        """Cancel; a request that came over this stream answers with its own last `Emit`."""
+        event: Delta | DSparkError = Delta(finish_reason="cancelled")
+        if not self._service.cancel_here(request_id):
+            event = ModelNotFound(f"no request {request_id!r} here")
+        if request_id not in self._jobs:
+            await self._stream.send(emit_of(request_id, 0, event))
+
+    async def _emit_all(self, ticket: Ticket) -> None:
+        """Send a request's events to the router that lends it, the last one included."""
+        request_id = ticket.request.request_id
+        event: Delta | DSparkError = Delta()
+        seq = 0
+        while not (isinstance(event, DSparkError) or event.finish_reason):
+            try:
+                event = await ticket.next()
+            except DSparkError as error:
+                event = error
+            try:
+                await self._stream.send(emit_of(request_id, seq, event))
+            except DSparkError as error:
+                logger.info("request %s: its router is gone: %s", request_id, error)
+                return
+            seq += 1

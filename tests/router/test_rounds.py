@@ -1,0 +1,406 @@
+"""The lane's decisions, driven by a clock of the test's own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster import digest
+from cluster.errors import BadSamplingParameter, FrameError
+from cluster.wire import FINISH_STOP, Failure, Lease, Step, StepResult
+from router.blocks import DraftBlock
+from router.counters import LaneCounters
+from router.drafter_book import DrafterBook, DrafterRef
+from router.lane_request import Emission, Failed, LaneRequest, Phase, Retry
+from router.rounds import LaneState
+from router.throughput import ThroughputProfile
+from tests.frames import make_result, make_sampling
+
+A = DrafterRef(drafter_id="a", address="127.0.0.1:1", fingerprint="f")
+B = DrafterRef(drafter_id="b", address="127.0.0.1:2", fingerprint="f")
+
+
+class Rig:
+    """A lane state with a clock, a verifier that always emits the token 1, and drafter ``a``."""
+
+    def __init__(self, *, drafters: tuple[DrafterRef, ...] = (A,), **lease: Any) -> None:
+        self.now = 100.0
+        self.counters = LaneCounters()
+        self.book = DrafterBook(bound_s=1.0)
+        for ref in drafters:
+            self.book.up(ref)
+        self.state = LaneState(
+            lease=make_lease(**lease),
+            fingerprint="f",
+            prefill_budget=8,
+            profile=ThroughputProfile(np.array([1], np.int32), np.array([0.01], np.float32)),
+            book=self.book,
+            counters=self.counters,
+        )
+
+    def add(
+        self, rid: int, *, num_prompt: int = 3, max_new_tokens: int = 20, **changes: Any
+    ) -> LaneRequest:
+        values: dict[str, Any] = {
+            "rid": rid,
+            "ids": list(range(2, 2 + num_prompt)),
+            "num_prompt": num_prompt,
+            "max_new_tokens": max_new_tokens,
+            "stop_ids": (),
+            "sampling": make_sampling(),
+            "draft": True,
+        }
+        request = LaneRequest(**(values | changes))
+        self.state.add(request, self.now)
+        return request
+
+    def step(self, lengths: int = 0) -> Step:
+        rows = self.state.ready_rows(self.now)
+        return self.state.dispatch(rows, [lengths] * len(rows), self.now)
+
+    def result(self, step: Step, *, prefilled: tuple[int, ...] = (), **changes: Any) -> StepResult:
+        """Every row and every request in ``prefilled`` gets one token more than accepted drafts."""
+        rids = [*step.rid.tolist(), *prefilled]
+        accepted = [*step.num_draft.tolist(), *(0 for _ in prefilled)]
+        tokens, anchors, digests = [], [], []
+        drafts = step.draft_ids.tolist()
+        for rid, n in zip(rids, accepted, strict=True):
+            request = self.state.requests[rid]
+            mine, drafts = [*drafts[:n], 1], drafts[n:]
+            tokens += mine
+            anchors.append(request.anchor + len(mine))
+            digests.append(digest.extend(request.digest, mine))
+        values: dict[str, Any] = {
+            "lane_epoch": step.lane_epoch,
+            "step_id": step.step_id,
+            "rid": np.array(rids, np.int64),
+            "num_accepted": np.array(accepted, np.int32),
+            "num_emitted": np.array(accepted, np.int32) + np.int32(1),
+            "token_ids": np.array(tokens, np.int32),
+            "logprobs": np.zeros(len(tokens), np.float32),
+            "anchor": np.array(anchors, np.int32),
+            "digest": np.array(digests, np.uint64),
+            "finish": np.zeros(len(rids), np.uint8),
+            "num_real_tokens": max(len(tokens), 1),
+            "step_s": 0.01,
+        }
+        return make_result(**(values | changes))
+
+    def prefill(self, *rids: int) -> list[Any]:
+        return self.state.apply(self.result(self.step(), prefilled=rids), self.now)
+
+    def block(self, rid: int, num_draft: int = 4, **changes: Any) -> DraftBlock:
+        request = self.state.requests[rid]
+        values: dict[str, Any] = {
+            "rid": rid,
+            "epoch": request.session_epoch,
+            "anchor": request.anchor,
+            "digest": request.digest,
+            "ids": (5,) * num_draft,
+            "survival": tuple(0.9 ** (k + 1) for k in range(num_draft)),
+            "q": None,
+        }
+        return DraftBlock(**(values | changes))
+
+    def phases(self) -> dict[int, Phase]:
+        return {rid: request.phase for rid, request in self.state.requests.items()}
+
+
+def make_lease(**changes: Any) -> Lease:
+    values: dict[str, Any] = {
+        "lane_epoch": 9,
+        "ttl_s": 5.0,
+        "max_model_len": 64,
+        "vocab_size": 50,
+        "max_requests": 4,
+        "max_step_tokens": 16,
+        "kv_block_tokens": 8,
+        "kv_blocks": 16,
+        "profile_tokens": np.array([1], np.int32),
+        "profile_step_s": np.array([0.01], np.float32),
+    }
+    return Lease(**(values | changes))
+
+
+def test_life_of_a_request() -> None:
+    rig = Rig()
+    assert rig.state.next_step_at(rig.now) == math.inf
+    rig.add(1)
+    assert rig.state.next_step_at(rig.now) <= rig.now
+    step = rig.step()
+    assert [(a.rid, a.drafter_id, a.want_draft) for a in step.admissions] == [(1, "a", True)]
+    assert rig.phases() == {1: Phase.PREFILLING}
+    assert rig.state.next_step_at(rig.now) == math.inf, "one step at a time"
+    (first,) = rig.state.apply(rig.result(step, prefilled=(1,)), rig.now)
+    assert first == Emission(rid=1, token_ids=(1,), logprobs=(0.0,), finish=0, is_round=False)
+    assert rig.phases() == {1: Phase.AWAITING}
+    assert rig.state.next_step_at(rig.now) == rig.now + 1.0, "until the bound, nothing learnt yet"
+    rig.state.take_block("a", rig.block(1), rig.now + 0.1)
+    assert rig.phases() == {1: Phase.READY}
+    assert rig.state.next_step_at(rig.now) <= rig.now
+    step = rig.step(lengths=3)
+    assert step.draft_ids.tolist() == [5, 5, 5]
+    assert step.want_draft.tolist() == [1]
+    result = rig.result(step, finish=np.array([FINISH_STOP], np.uint8))
+    (last,) = rig.state.apply(result, rig.now)
+    assert last.finish == FINISH_STOP
+    assert (last.num_proposed, last.num_verified, last.num_accepted) == (4, 3, 3)
+    assert rig.state.requests == {}
+    assert rig.state.next_step_at(rig.now) == math.inf, "the verifier freed it: nothing to release"
+    assert rig.book.num_bound() == {"a": 0}
+
+
+def test_late_draft_goes_without_and_the_wait_is_learnt() -> None:
+    rig = Rig()
+    rig.add(1)
+    rig.prefill(1)
+    rig.state.take_block("a", rig.block(1), rig.now + 0.1)
+    rig.state.apply(rig.result(rig.step()), rig.now)
+    at = rig.state.next_step_at(rig.now)
+    assert rig.now + 0.1 < at < rig.now + 0.5, "some multiple of the 0.1 s seen"
+    rig.now = at
+    step = rig.step()
+    assert step.num_draft.tolist() == [0]
+    assert rig.counters.num_late_drafts == 1
+    rig.state.take_block("a", rig.block(1), rig.now)
+    assert rig.counters.stale["late"] == 1
+
+
+def test_a_late_block_is_used_if_its_row_has_not_gone_yet() -> None:
+    rig = Rig()
+    rig.add(1)
+    rig.prefill(1)
+    rig.now += 1.0
+    rig.state.ready_rows(rig.now)
+    rig.state.take_block("a", rig.block(1), rig.now)
+    assert rig.state.requests[1].block is not None
+
+
+def test_the_second_of_two_blocks_for_one_anchor_is_never_looked_at() -> None:
+    rig = Rig()
+    rig.add(1)
+    rig.prefill(1)
+    rig.state.take_block("a", rig.block(1), rig.now)
+    rig.state.take_block("a", rig.block(1, ids=(6,) * 4), rig.now)
+    assert rig.state.requests[1].block is not None
+    assert rig.state.requests[1].block.ids == (5,) * 4
+    assert rig.counters.stale["unasked"] == 1
+
+
+def test_blocks_count_only_from_the_requests_own_drafter() -> None:
+    rig = Rig()
+    rig.add(1)
+    rig.prefill(1)
+    rig.state.take_block("b", rig.block(1), rig.now)
+    assert rig.counters.stale["drafter"] == 1
+    assert rig.phases() == {1: Phase.AWAITING}
+
+
+def test_prefill_goes_on_while_drafts_are_awaited() -> None:
+    rig = Rig()
+    rig.add(1)
+    rig.prefill(1)
+    rig.add(2)
+    assert rig.state.next_step_at(rig.now) <= rig.now
+    step = rig.step()
+    assert step.rid.tolist() == []
+    assert [a.rid for a in step.admissions] == [2]
+
+
+def test_ready_rows_wait_for_outstanding_drafts() -> None:
+    rig = Rig()
+    for rid in (1, 2):
+        rig.add(rid)
+    rig.prefill(1, 2)
+    rig.state.take_block("a", rig.block(1), rig.now)
+    assert rig.state.next_step_at(rig.now) == rig.now + 1.0
+    rig.state.take_block("a", rig.block(2), rig.now)
+    assert rig.state.next_step_at(rig.now) <= rig.now
+
+
+def test_plain_requests_wait_for_nobody() -> None:
+    rig = Rig()
+    rig.add(1, draft=False)
+    rig.prefill(1)
+    assert rig.phases() == {1: Phase.READY}
+    assert rig.step().want_draft.tolist() == [0]
+
+
+def test_no_block_is_asked_for_when_it_cannot_be_of_use() -> None:
+    rig = Rig()
+    rig.add(1, max_new_tokens=2)
+    step = rig.step()
+    assert step.admissions[0].drafter_id == ""
+    rig.state.apply(rig.result(step, prefilled=(1,)), rig.now)
+    assert rig.phases() == {1: Phase.READY}
+
+
+def test_releases_go_with_the_next_step_or_alone() -> None:
+    rig = Rig()
+    rig.add(1)
+    rig.state.end(1)
+    assert rig.state.next_step_at(rig.now) == math.inf, "the verifier never heard of it"
+    rig.add(2)
+    rig.prefill(2)
+    rig.state.end(2)
+    assert rig.state.next_step_at(rig.now) <= rig.now
+    assert rig.step().releases.tolist() == [2]
+
+
+def test_a_request_ended_while_in_step_is_released_after_it() -> None:
+    rig = Rig()
+    rig.add(1, draft=False)
+    rig.prefill(1)
+    step = rig.step()
+    result = rig.result(step)
+    rig.state.end(1)
+    assert rig.state.apply(result, rig.now) == []
+    assert rig.step().releases.tolist() == [1]
+
+
+def test_dead_drafter_frees_the_request_and_a_rebind_goes_with_its_row() -> None:
+    rig = Rig(drafters=(A, B))
+    rig.add(1)
+    rig.prefill(1)
+    rig.book.down("a")
+    rig.state.lose_drafter("a", rig.now)
+    assert rig.phases() == {1: Phase.READY}
+    step = rig.step()
+    (rebind,) = step.rebinds
+    assert (rebind.rid, rebind.drafter_id, rebind.session_epoch) == (1, "b", 1)
+    assert not rebind.want_draft, "its row asks"
+    assert step.want_draft.tolist() == [1]
+    rig.state.apply(rig.result(step), rig.now)
+    rig.state.take_block("b", rig.block(1, epoch=0), rig.now)
+    assert rig.counters.stale["epoch"] == 1
+    rig.state.take_block("b", rig.block(1), rig.now)
+    assert rig.state.requests[1].block is not None
+
+
+def test_lost_sessions_are_rebound_after_a_growing_pause() -> None:
+    rig = Rig()
+    rig.add(1, max_new_tokens=200)
+    rig.prefill(1)
+    pauses = []
+    for _ in range(3):
+        rig.state.lose_session("a", 1, rig.state.requests[1].session_epoch, rig.now)
+        lost = rig.now
+        while not (step := rig.step()).rebinds:
+            rig.state.apply(rig.result(step), rig.now)
+            rig.now += 0.01
+        pauses.append(rig.now - lost)
+        rig.state.apply(rig.result(step), rig.now)
+    assert pauses == sorted(pauses)
+    assert pauses[2] > 3 * pauses[0] > 0
+
+
+def test_unbound_by_the_verifier_goes_plain_at_once() -> None:
+    rig = Rig()
+    rig.add(1)
+    step = rig.step()
+    rig.state.apply(rig.result(step, prefilled=(1,), unbound=np.array([1, 77], np.int64)), rig.now)
+    assert rig.phases() == {1: Phase.READY}
+    assert rig.step().want_draft.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"digest": np.array([1], np.uint64)},
+        {"anchor": np.array([99], np.int32)},
+        {"num_accepted": np.array([1], np.int32)},
+        {
+            "num_emitted": np.array([2], np.int32),
+            "token_ids": np.array([1, 1], np.int32),
+            "logprobs": np.zeros(2, np.float32),
+        },
+    ],
+)
+def test_a_row_that_does_not_follow_is_not_used_and_the_request_retried(
+    changes: dict[str, Any],
+) -> None:
+    rig = Rig()
+    rig.add(1, draft=False)
+    rig.prefill(1)
+    step = rig.step()
+    (outcome,) = rig.state.apply(rig.result(step, **changes), rig.now)
+    assert isinstance(outcome, Retry)
+    assert rig.step().releases.tolist() == [1]
+
+
+def test_a_row_that_the_result_passes_over_is_retried() -> None:
+    rig = Rig()
+    rig.add(1, draft=False)
+    rig.prefill(1)
+    step = rig.step()
+    nothing = make_result(lane_epoch=9, step_id=step.step_id)
+    assert [type(o) for o in rig.state.apply(nothing, rig.now)] == [Retry]
+
+
+def test_failures_end_a_request_or_retry_it_by_their_code() -> None:
+    rig = Rig()
+    for rid in (1, 2):
+        rig.add(rid)
+    step = rig.step()
+    failures = (
+        Failure(rid=1, code="BadSamplingParameter", message="no"),
+        Failure(rid=2, code="StaleFrame", message="gone"),
+        Failure(rid=3, code="StaleFrame", message="never was"),
+    )
+    failed, retry = rig.state.apply(rig.result(step, failures=failures), rig.now)
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, BadSamplingParameter)
+    assert isinstance(retry, Retry)
+    assert rig.state.requests == {}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"step_id": 7}, {"lane_epoch": 8}, {"token_ids": np.array([50], np.int32)}]
+)
+def test_a_result_that_cannot_be_ends_the_lane(changes: dict[str, Any]) -> None:
+    rig = Rig()
+    rig.add(1, draft=False)
+    rig.prefill(1)
+    with pytest.raises(FrameError):
+        rig.state.apply(rig.result(rig.step(), **changes), rig.now)
+
+
+def test_a_verifier_that_cannot_go_on_with_prefill_is_not_spun_on() -> None:
+    rig = Rig()
+    rig.add(1)
+    step = rig.step()
+    rig.state.apply(rig.result(step, num_real_tokens=0, pending_prefill_tokens=3), rig.now)
+    at = rig.state.next_step_at(rig.now)
+    assert rig.now < at < rig.now + 1
+
+
+def test_requests_and_kv_are_bounded() -> None:
+    rig = Rig(max_requests=2, kv_blocks=8)
+    assert rig.state.fits(64)
+    assert not rig.state.fits(65)
+    rig.add(1, num_prompt=3, max_new_tokens=29)  # 32 positions: 4 blocks
+    assert rig.state.fits(32)
+    assert not rig.state.fits(33)
+    rig.add(2, num_prompt=3, max_new_tokens=1)
+    assert not rig.state.fits(1), "no third request"
+
+
+def test_a_step_never_exceeds_the_verifiers_tokens() -> None:
+    rig = Rig(max_step_tokens=4, max_requests=8, kv_blocks=100)
+    for rid in range(6):
+        rig.add(rid, num_prompt=1, draft=False)
+    step = rig.step()
+    assert step.prefill_budget == 4
+    rig.state.apply(rig.result(step, prefilled=(0, 1, 2, 3, 4), pending_prefill_tokens=1), rig.now)
+    rows = rig.state.ready_rows(rig.now)
+    assert len(rows) == 3, "one token is left for the prefill"
+    assert rig.state.max_draft_tokens(3) == 0
+    step = rig.state.dispatch(rows, [0] * 3, rig.now)
+    assert step.prefill_budget == 1
+    rig.now += 1
+    rig.state.apply(rig.result(step, prefilled=(5,)), rig.now)
+    later = [request.rid for request in rig.state.ready_rows(rig.now)]
+    assert later[:2] == [3, 4], "those that waited go first"
