@@ -151,19 +151,9 @@ def _build(
 ) -> DrafterSpec:
     """Read what both formats share, and check that it fits together."""
     hidden, vocab = decoder.positive("hidden_size"), decoder.positive("vocab_size")
-    heads = decoder.positive("num_attention_heads")
-    kv_heads = decoder.positive("num_key_value_heads", heads)
-    if heads % kv_heads:
-        decoder.refuse("num_key_value_heads", f"{kv_heads} does not divide {heads} query heads")
     qwen = decoder.raw("model_type") in (None, "qwen3")
-    head_dim = decoder.positive("head_dim", 128 if qwen else hidden // heads)
-    if head_dim % 2:
-        decoder.refuse("head_dim", f"{head_dim} is odd, rotary positions need pairs")
-    if decoder.text("hidden_act", "silu") != "silu":
-        decoder.refuse("hidden_act", f"{decoder.raw('hidden_act')!r}, only 'silu' is supported")
-    for key in ("attention_bias", "mlp_bias"):
-        if decoder.boolean(key, False):
-            decoder.refuse(key, "true is not supported")
+    heads, kv_heads, head_dim = _heads(decoder, hidden, qwen=qwen)
+    _refuse_unsupported(decoder)
     if top.raw("target_hidden_size") not in (None, hidden):
         top.refuse(
             "target_hidden_size",
@@ -175,19 +165,14 @@ def _build(
     mask = top.count("mask_token_id")
     if mask >= vocab:
         top.refuse("mask_token_id", f"{mask} is outside the vocabulary of {vocab}")
-    block = top.positive("block_size")
-    gamma = block if sample_from_anchor else block - 1
-    if gamma == 0:
-        top.refuse("block_size", f"{block} leaves no draft token beside the anchor")
-    if head == "rnn" and not sample_from_anchor:
-        top.refuse(
-            "sample_from_anchor",
-            "false with markov_head_type 'rnn' is not supported",
-            hint="the recurrent state would have to start at the anchor's unused slot",
-        )
     if has_confidence and confidence_with_markov and head == "none":
         top.refuse("confidence_head_with_markov", "true needs markov_rank > 0")
     layers = decoder.positive("num_hidden_layers")
+    gamma = _gamma(top, head, sample_from_anchor=sample_from_anchor)
+    default_positions = _MAX_POSITIONS["qwen3" if qwen else "llama"]
+    max_positions = decoder.positive("max_position_embeddings", default_positions)
+    if max_positions <= gamma + 1:
+        decoder.refuse("max_position_embeddings", f"{max_positions} has no room for a block")
     return DrafterSpec(
         hidden_size=hidden,
         intermediate_size=decoder.positive("intermediate_size"),
@@ -197,9 +182,7 @@ def _build(
         head_dim=head_dim,
         rms_norm_eps=decoder.number("rms_norm_eps", 1e-6),
         rope_theta=_rope_theta(decoder),
-        max_position_embeddings=decoder.positive(
-            "max_position_embeddings", _MAX_POSITIONS["qwen3" if qwen else "llama"]
-        ),
+        max_position_embeddings=max_positions,
         gamma=gamma,
         mask_token_id=mask,
         target_layer_ids=target_layer_ids,
@@ -215,6 +198,42 @@ def _build(
         sample_from_anchor=sample_from_anchor,
         causal_sliding_blocks=not bidirectional,
     )
+
+
+def _heads(decoder: Fields, hidden: int, *, qwen: bool) -> tuple[int, int, int]:
+    """Query heads, key/value heads, head dimension."""
+    heads = decoder.positive("num_attention_heads")
+    kv_heads = decoder.positive("num_key_value_heads", heads)
+    if heads % kv_heads:
+        decoder.refuse("num_key_value_heads", f"{kv_heads} does not divide {heads} query heads")
+    head_dim = decoder.positive("head_dim", 128 if qwen else hidden // heads)
+    if head_dim % 2:
+        decoder.refuse("head_dim", f"{head_dim} is odd, rotary positions need pairs")
+    return heads, kv_heads, head_dim
+
+
+def _refuse_unsupported(decoder: Fields) -> None:
+    if decoder.text("hidden_act", "silu") != "silu":
+        decoder.refuse("hidden_act", f"{decoder.raw('hidden_act')!r}, only 'silu' is supported")
+    for key in ("attention_bias", "mlp_bias"):
+        if decoder.boolean(key, False):
+            decoder.refuse(key, "true is not supported")
+
+
+def _gamma(top: Fields, head: HeadKind, *, sample_from_anchor: bool) -> int:
+    """Draft tokens of a block of ``block_size`` slots."""
+    block = top.positive("block_size")
+    if sample_from_anchor:
+        return block
+    if block == 1:
+        top.refuse("block_size", "1 leaves no draft token beside the anchor")
+    if head == "rnn":
+        top.refuse(
+            "sample_from_anchor",
+            "false with markov_head_type 'rnn' is not supported",
+            hint="the recurrent state would have to start at the anchor's unused slot",
+        )
+    return block - 1
 
 
 def _rope_theta(decoder: Fields) -> float:

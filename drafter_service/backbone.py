@@ -142,7 +142,9 @@ class DSparkModel(nn.Module):
 
     def rope(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [N, 1, E] of rotary positions."""
-        return rope_tables(positions_N, self.spec.head_dim, self.spec.rope_theta, self.fc.weight.dtype)
+        return rope_tables(
+            positions_N, self.spec.head_dim, self.spec.rope_theta, self.fc.weight.dtype
+        )
 
     def _layers(self) -> list[DraftLayer]:
         return list(self.layers)  # type: ignore[arg-type]
@@ -152,7 +154,9 @@ def rope_tables(
     positions_N: Tensor, head_dim: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Rotary cosines and sines [N, 1, E], computed in fp32."""
-    exponents = torch.arange(0, head_dim, 2, device=positions_N.device, dtype=torch.float32) / head_dim
+    exponents = (
+        torch.arange(0, head_dim, 2, device=positions_N.device, dtype=torch.float32) / head_dim
+    )
     angles = positions_N.float()[:, None] * theta**-exponents
     angles = torch.cat([angles, angles], dim=-1)[:, None, :]
     return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -61,9 +61,7 @@ class ConfidenceHead(nn.Module):
     def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
         self.with_markov = spec.confidence_with_markov
-        self.proj = nn.Linear(
-            spec.hidden_size + (spec.markov_rank if self.with_markov else 0), 1
-        )
+        self.proj = nn.Linear(spec.hidden_size + (spec.markov_rank if self.with_markov else 0), 1)
 
     def forward(self, hidden_ND: Tensor, embedding_NR: Tensor | None) -> Tensor:
         """Confidence logits [N] from block hidden states and ``W1[x_{k-1}]``."""

@@ -203,6 +203,7 @@ REFUSED_DEEPSPEC: list[tuple[dict[str, Any], str]] = [
     ({"block_size": 0}, "block_size"),
     ({"sample_from_anchor": False, "block_size": 1}, "block_size"),
     ({"sample_from_anchor": False, "markov_head_type": "rnn"}, "sample_from_anchor"),
+    ({"max_position_embeddings": 5}, "max_position_embeddings: 5 has no room"),
     ({"markov_head_type": "fir"}, "markov_head_type"),
     ({"markov_head_type": None}, "markov_head_type"),
     ({"markov_rank": -1}, "markov_rank"),

@@ -1,0 +1,206 @@
+"""From checkpoint folder to `DSparkModel` and back.
+
+A drafter shares embeddings and LM head with its target: what the checkpoint leaves out is read
+from the target's folder, and only that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cluster.drafter_checkpoint import open_checkpoint, target_config, tensor_shapes
+from cluster.drafter_spec import DrafterSpec
+from cluster.errors import CheckpointError
+from cluster.tensor_folder import TensorFolder
+from drafter_service.backbone import DSparkModel
+
+_EMBEDDINGS: Final = "embed_tokens.weight"
+_LM_HEAD: Final = "lm_head.weight"
+_TARGET_EMBEDDINGS: Final = (
+    "model.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+    "language_model.model.embed_tokens.weight",
+)
+_TARGET_LM_HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
+
+
+def load_drafter(
+    checkpoint: Path,
+    target: Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> DSparkModel:
+    """A drafter in eval mode, embeddings and LM head frozen.
+
+    Args:
+        checkpoint: a folder in the DeepSpec or the speculators format.
+        target: the Hugging Face folder of the model that it drafts for.
+
+    Raises:
+        ModelNotFound: a folder, or a file that it must have, is missing.
+        CheckpointError: the checkpoint cannot be honoured, or was made for another target.
+    """
+    opened = open_checkpoint(checkpoint, target)
+    spec, source = opened.spec, opened.tensors
+    weights = {name: source.get(name).to(device, dtype) for name in tensor_shapes(spec)}
+    shared = _TargetTensors(target, spec)
+    if _EMBEDDINGS in source:
+        weights[_EMBEDDINGS] = source.get(_EMBEDDINGS).to(device, dtype)
+    else:
+        weights[_EMBEDDINGS] = shared.embeddings().to(device, dtype)
+    if _LM_HEAD in source:
+        weights[_LM_HEAD] = source.get(_LM_HEAD).to(device, dtype)
+    elif _is_identity(opened.d2t, spec) and shared.tied and _EMBEDDINGS not in source:
+        weights[_LM_HEAD] = weights[_EMBEDDINGS]
+    else:
+        weights[_LM_HEAD] = shared.lm_head()[opened.d2t].to(device, dtype)
+    with torch.device("meta"):
+        model = DSparkModel(spec)
+    model.load_state_dict(weights, strict=True, assign=True)
+    model.d2t = opened.d2t.to(device)
+    model.embed_tokens.requires_grad_(False)
+    model.lm_head.requires_grad_(False)
+    return model.eval()
+
+
+def save_drafter(model: DSparkModel, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+    """Write a drafter in the DeepSpec format, without the target's embeddings and LM head.
+
+    Args:
+        folder: made if missing; each file is replaced at once, so a reader sees old or new.
+        dtype: of the floating-point tensors; None keeps the model's own.
+
+    Raises:
+        CheckpointError: the format has no room for this drafter (two different window sizes).
+    """
+    config = deepspec_config(model.spec)
+    state = model.state_dict()
+    tensors = {name: _stored(state[name], dtype) for name in tensor_shapes(model.spec)}
+    if not _is_identity(model.d2t, model.spec):
+        tensors["d2t"] = model.d2t.detach().to("cpu", torch.int64)
+    config["dtype"] = str(tensors["fc.weight"].dtype).removeprefix("torch.")
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / "model.safetensors.partial"
+    save_file(tensors, partial, metadata={"format": "pt"})
+    os.replace(partial, folder / "model.safetensors")
+    partial = folder / "config.json.partial"
+    partial.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    os.replace(partial, folder / "config.json")
+
+
+def deepspec_config(spec: DrafterSpec) -> dict[str, Any]:
+    """``config.json`` of the DeepSpec format for this drafter.
+
+    Raises:
+        CheckpointError: layers with different window sizes.
+    """
+    windows = {window for window in spec.sliding_windows if window is not None}
+    if len(windows) > 1:
+        raise CheckpointError(f"sliding_window: one value per checkpoint, not {sorted(windows)}")
+    config: dict[str, Any] = {
+        "architectures": ["Qwen3DSparkModel"],
+        "attention_bias": False,
+        "block_size": spec.block_width,
+        "enable_confidence_head": spec.has_confidence,
+        "head_dim": spec.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "layer_types": [
+            "full_attention" if window is None else "sliding_attention"
+            for window in spec.sliding_windows
+        ],
+        "markov_rank": spec.markov_rank,
+        "mask_token_id": spec.mask_token_id,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "model_type": "qwen3",
+        "num_attention_heads": spec.num_heads,
+        "num_hidden_layers": spec.num_layers,
+        "num_key_value_heads": spec.num_kv_heads,
+        "num_target_layers": spec.num_target_layers,
+        "rms_norm_eps": spec.rms_norm_eps,
+        "rope_parameters": {"rope_theta": spec.rope_theta, "rope_type": "default"},
+        "sliding_window": windows.pop() if windows else None,
+        "target_layer_ids": list(spec.target_layer_ids),
+        "tie_word_embeddings": False,
+        "vocab_size": spec.vocab_size,
+    }
+    config["use_sliding_window"] = config["sliding_window"] is not None
+    if spec.has_confidence:
+        config["confidence_head_with_markov"] = spec.confidence_with_markov
+    if spec.markov_rank:
+        config["markov_head_type"] = spec.head
+    if spec.draft_vocab_size != spec.vocab_size:
+        config["draft_vocab_size"] = spec.draft_vocab_size
+    if not spec.sample_from_anchor:
+        config["sample_from_anchor"] = False
+    if spec.causal_sliding_blocks:
+        config["sliding_window_non_causal"] = False
+    return config
+
+
+def _is_identity(d2t: Tensor, spec: DrafterSpec) -> bool:
+    """Whether draft ids are target ids."""
+    return spec.draft_vocab_size == spec.vocab_size and bool(
+        (d2t == torch.arange(spec.vocab_size, device=d2t.device)).all()
+    )
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    tensor = tensor.detach().to("cpu", dtype or tensor.dtype)
+    return tensor.contiguous().clone()
+
+
+class _TargetTensors:
+    """The two tensors that a drafter shares with its target, read only if asked for."""
+
+    def __init__(self, target: Path, spec: DrafterSpec) -> None:
+        self._path = target
+        self._shape = (spec.vocab_size, spec.hidden_size)
+        self._folder: TensorFolder | None = None
+
+    @property
+    def tied(self) -> bool:
+        """Whether the target's LM head is its embeddings."""
+        tied: bool = target_config(self._path).get("tie_word_embeddings", False) is True
+        return tied and self._find(_TARGET_LM_HEADS) is None
+
+    def embeddings(self) -> Tensor:
+        """[V, D]."""
+        return self._read(self._find(_TARGET_EMBEDDINGS), "embed_tokens.weight")
+
+    def lm_head(self) -> Tensor:
+        """[V, D]; of a tied target its embeddings."""
+        name = self._find(_TARGET_LM_HEADS)
+        if name is None and not self.tied:
+            raise CheckpointError(
+                f"{self._path} has no lm_head.weight, and its tie_word_embeddings is not true"
+            )
+        return self.embeddings() if name is None else self._read(name, "lm_head.weight")
+
+    def _tensors(self) -> TensorFolder:
+        if self._folder is None:
+            self._folder = TensorFolder(self._path)
+        return self._folder
+
+    def _find(self, names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if name in self._tensors()), None)
+
+    def _read(self, name: str | None, what: str) -> Tensor:
+        if name is None:
+            raise CheckpointError(f"{self._path} has no {what} for the drafter to share")
+        tensor = self._tensors().get(name)
+        if tuple(tensor.shape) != self._shape:
+            raise CheckpointError(
+                f"{self._path}: {name} has shape {tuple(tensor.shape)}, "
+                f"the drafter needs {self._shape}"
+            )
+        return tensor
