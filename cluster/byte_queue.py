@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class QueueClosed(Exception):  # noqa: N818 - a state, not a fault; never leaves this package
+class QueueClosed(Exception):
     """Nothing more will come out (get) or go in (put)."""
 
 

@@ -12,8 +12,8 @@
     │   └── HashMismatch                                        bytes are not the pinned ones
     ├── CheckpointError              FAILED_PRECONDITION  400   a checkpoint we cannot honour
     ├── TrainingError                FAILED_PRECONDITION  500   training cannot go on
-    │   ├── DatasetError                                        data missing, empty or of another target
-    │   ├── TrainingDiverged                                    the loss is no longer a finite number
+    │   ├── DatasetError                                        data missing or of another target
+    │   ├── TrainingDiverged                                    the loss is not finite any more
     │   └── StorageFull                                         no room for shards or checkpoints
     ├── FrameError                   INVALID_ARGUMENT     400   a frame that breaks the wire rules
     │   ├── FrameTooLarge                                       over a hard limit

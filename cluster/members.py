@@ -32,7 +32,7 @@ class Member:
 
 
 class Directory(Protocol):
-    """What a replica needs of the directory. Every call is bounded in time by the implementation."""
+    """What a replica needs of the directory. The implementation bounds every call in time."""
 
     async def heartbeat(self, member: Member) -> None:
         """Register or refresh."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drafter_service.heads import ConfidenceHead, SequentialHead
 from cluster.drafter_spec import DrafterSpec
+from drafter_service.heads import ConfidenceHead, SequentialHead
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [N, H, E], block k [N, J, E], block v [N, J, E]) -> mixed values [N, H, E]."""
@@ -132,7 +132,7 @@ class DSparkModel(nn.Module):
         return [layer.self_attn.key_value(context_ND, rope) for layer in self._layers()]
 
     def forward_block(self, ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """Hidden states [N, D] after the final norm of ``[anchor, mask, ...]`` blocks laid end to end."""
+        """Normed hidden states [N, D] of ``[anchor, mask, ...]`` blocks laid end to end."""
         rope = self.rope(positions_N)
         x_ND = self.embed_tokens(ids_N)
         for index, layer in enumerate(self._layers()):

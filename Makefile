@@ -1,0 +1,49 @@
+# make demo      set up, fetch the embedded model, serve it, decode with and without drafts
+# make test      set up and run all tests but the slow ones; make test-slow runs those
+# make lint      ruff and mypy
+# make proto     regenerate cluster/api from its .proto
+#
+# Linux without CUDA: `make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu` takes the small
+# CPU build of torch; without it pip takes what the package index serves, which also runs on a CPU.
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+INSTALL := $(BIN)/python -m pip install --quiet -c constraints-cpu.txt
+PROTO_TOOLS := grpcio-tools==1.76.0
+# Not the newest on purpose: generated code runs on its own protobuf version and later ones.
+
+.PHONY: setup model demo test test-slow lint proto
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(INSTALL) -e '.[dev,train]'
+	@touch $@
+
+model: setup
+	$(BIN)/dspark models fetch smollm2-135m
+
+demo: model
+	$(BIN)/dspark demo
+
+test: model
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: model
+	$(BIN)/python -m pytest -m slow --timeout=1800
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+proto:
+	test -x .venv-proto/bin/python || $(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/python -m pip install --quiet $(PROTO_TOOLS) setuptools
+	.venv-proto/bin/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. cluster/api/dspark_v1.proto

@@ -1,0 +1,54 @@
+"""The application: three pools of replicas, each a Serve deployment of its own."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ray import serve
+
+from cluster.config import Config, DrafterConfig, VerifierConfig
+from deploy.drafter import DrafterReplica
+from deploy.ingress import Ingress
+from deploy.verifier import VerifierReplica
+
+_MAX_ONGOING: Final = 100_000
+"""Of an ingress replica: the router's own bounded queue refuses first, with a time to retry."""
+_HEALTH_PERIOD_S: Final = 2.0
+_HEALTH_TIMEOUT_S: Final = 10.0
+_SHUTDOWN_TIMEOUT_S: Final = 10.0
+
+
+def build_app(config: Config) -> serve.Application:
+    """Lay out the pools that ``config`` asks for; ``serve.run`` or a Serve config deploys it."""
+    drafted = config.drafter.checkpoint != "none" and config.drafter.num_replicas > 0
+    pools = [_pool(VerifierReplica, "Verifier", config.verifier).bind(config)]
+    if drafted:
+        pools.append(_pool(DrafterReplica, "Drafter", config.drafter).bind(config))
+    ingress = serve.deployment(
+        Ingress,
+        name="Router",
+        num_replicas=config.router.num_replicas,
+        max_ongoing_requests=_MAX_ONGOING,
+        ray_actor_options={"num_cpus": config.router.num_cpus},
+        **_lifecycle(),
+    )
+    return ingress.bind(config, *pools)
+
+
+def _pool(cls: type[Any], name: str, config: VerifierConfig | DrafterConfig) -> serve.Deployment:
+    return serve.deployment(
+        cls,
+        name=name,
+        num_replicas=config.num_replicas,
+        ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
+        **_lifecycle(),
+    )
+
+
+def _lifecycle() -> dict[str, float]:
+    return {
+        "health_check_period_s": _HEALTH_PERIOD_S,
+        "health_check_timeout_s": _HEALTH_TIMEOUT_S,
+        "graceful_shutdown_timeout_s": _SHUTDOWN_TIMEOUT_S,
+        "graceful_shutdown_wait_loop_s": 0.2,
+    }

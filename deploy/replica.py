@@ -1,0 +1,48 @@
+"""What the replicas of every pool share: name, interface, directory, threads, models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.config import Config
+from cluster.directory import RayDirectory
+from cluster.environment import use_threads
+from cluster.model_store import ensure_drafter, ensure_model
+
+
+def member_id(pool: str) -> str:
+    """This replica's name in the directory."""
+    from ray import serve
+
+    return f"{pool}-{serve.get_replica_context().replica_id.unique_id}"
+
+
+def data_host(config: Config) -> str:
+    """Interface for the data plane: the configured one, or this node's address in the cluster."""
+    import ray
+
+    address: str = ray.util.get_node_ip_address()
+    return config.cluster.data_host or address
+
+
+def directory(config: Config) -> RayDirectory:
+    """The application's directory."""
+    return RayDirectory(config.cluster.application, ttl_s=config.cluster.member_ttl_s)
+
+
+def folders(config: Config) -> tuple[Path, Path | None]:
+    """Target and drafter on this machine, fetched if need be."""
+    target = ensure_model(config.model.target)
+    return target, ensure_drafter(config.drafter.checkpoint, config.model.target)
+
+
+def set_threads(num_threads: int) -> None:
+    """Give this process ``num_threads`` for its matrix work, 0 for one per core.
+
+    Ray sets OMP_NUM_THREADS to the CPUs that an actor *reserves*, which would leave most idle. Must
+    run before torch is first imported: OpenMP reads the variable once, when it is loaded.
+    """
+    count = use_threads(num_threads)
+    import torch
+
+    torch.set_num_threads(count)

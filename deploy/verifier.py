@@ -1,0 +1,49 @@
+"""The verifier pool as a Serve deployment. Serve places and watches; data flows on our streams."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from cluster.config import Config
+from cluster.errors import Unsupported
+from cluster.fingerprint import folder_fingerprint
+from deploy import replica
+
+if TYPE_CHECKING:  # heavy imports, and threads must be set before them
+    from verifier_service.node import VerifierNode
+
+
+class VerifierReplica:
+    """One verifier: loads its engine, measures it, registers, serves lanes."""
+
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._node = await asyncio.to_thread(self._load, config)
+        await self._node.start()
+
+    @staticmethod
+    def _load(config: Config) -> VerifierNode:
+        if config.verifier.engine != "torch":
+            raise Unsupported(f"verifier.engine {config.verifier.engine!r}", hint="torch")
+        replica.set_threads(config.verifier.num_threads)
+        from verifier_service.node import VerifierNode
+        from verifier_service.torch_engine import load_engine
+
+        target, drafter = replica.folders(config)
+        engine = load_engine(target, model=config.model, verifier=config.verifier, drafter=drafter)
+        return VerifierNode(
+            member_id=replica.member_id("verifier"),
+            engine=engine,
+            config=config,
+            directory=replica.directory(config),
+            drafter=folder_fingerprint(drafter) if drafter else "",
+            host=replica.data_host(config),
+        )
+
+    def check_health(self) -> None:
+        """Called by Serve; raising has the replica replaced."""
+        self._node.check_health()
+
+    async def __del__(self) -> None:
+        """Called by Serve when the replica is asked to go."""
+        await self._node.stop()

@@ -1,0 +1,65 @@
+"""The `dspark` command. Subcommands import what they need when they run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from types import FrameType
+from typing import Final
+
+from cluster.errors import DSparkError
+
+_COMMANDS: Final = {
+    "serve": ("dspark.commands.serve", "serve a model until Ctrl-C"),
+    "generate": ("dspark.commands.generate", "send one prompt to a server and print the answer"),
+    "demo": ("dspark.demo.command", "serve locally, decode twelve prompts with and without drafts"),
+    "models": ("dspark.commands.models", "fetch and list models"),
+    "train": ("drafter_service.training.command", "train a drafter for a target"),
+}
+"""Modules with ``add_arguments(parser)`` and ``run(args) -> int``."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit status: 2 for a mistake or failure, 130 for Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="dspark", description="Speculative decoding on Ray Serve")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in arguments if not word.startswith("-")), "")
+    for name, (module, summary) in _COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:  # only the chosen one's module is imported
+            importlib.import_module(module).add_arguments(sub)
+    commands.add_parser("version", help="print the version")
+    args = parser.parse_args(arguments)
+    if args.command == "version":
+        print(version("dspark-serve"))
+        return 0
+    return _guarded(args)
+
+
+def _guarded(args: argparse.Namespace) -> int:
+    """Run the command; a failure is one line and a hint, whatever the cause."""
+    signal.signal(signal.SIGTERM, _interrupt)  # so that `finally` clauses run
+    try:
+        status: int = importlib.import_module(_COMMANDS[args.command][0]).run(args)
+        sys.stdout.flush()
+    except DSparkError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

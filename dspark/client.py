@@ -1,0 +1,286 @@
+"""Clients of a DSpark server, synchronous and asyncio; gRPC and nothing heavier behind them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+import grpc
+
+from cluster.api import dspark_v1_pb2 as pb
+from cluster.api import dspark_v1_pb2_grpc as rpc
+from cluster.environment import auth_token
+from cluster.errors import DSparkError
+from cluster.status import error_of
+from dspark.messages import Chunk, Model, Options, Usage, build_request, chunk_of, model_of
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:9000"
+_CHANNEL: Final = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.keepalive_time_ms", 30_000),
+)
+_CANCEL_TIMEOUT_S: Final = 5.0
+
+
+class _Collected:
+    """What has arrived so far of one request."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.finish_reason = ""
+        self.usage: Usage | None = None
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self._texts: list[str] = []
+
+    @property
+    def text_so_far(self) -> str:
+        """All text that has arrived."""
+        return "".join(self._texts)
+
+    def _take(self, response: pb.GenerateResponse) -> Chunk:
+        chunk = chunk_of(response)
+        self._texts.append(chunk.text)
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        if chunk.finish_reason:
+            self.finish_reason, self.usage = chunk.finish_reason, chunk.usage
+        return chunk
+
+
+class Generation(_Collected):
+    """One running request: iterate over its chunks, or take its whole ``text``."""
+
+    def __init__(
+        self, client: Client, request: pb.GenerateRequest, timeout_s: float | None
+    ) -> None:
+        super().__init__(request.request_id)
+        self._client = client
+        self._call = client._stub.Generate(request, timeout=timeout_s, metadata=client._metadata)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        try:
+            for response in self._call:
+                yield self._take(response)
+        except grpc.RpcError as error:
+            raise _typed(error, self._client.address) from error
+        finally:
+            if not self.finish_reason:
+                self.close()
+
+    @property
+    def text(self) -> str:
+        """The whole text; waits for the end.
+
+        Raises:
+            DSparkError: the request failed.
+        """
+        if not self.finish_reason:
+            for _ in self:
+                pass
+        return self.text_so_far
+
+    def cancel(self) -> bool:
+        """Stop the request; its stream then ends with finish reason ``cancelled``.
+
+        Returns:
+            False if it was not running any more.
+        """
+        return self._client.cancel(self.request_id)
+
+    def close(self) -> None:
+        """Give the request up without waiting for its end."""
+        if self._call.cancel():
+            # The proxy may lose a stream's cancellation, so that the server is told by a call, too.
+            with contextlib.suppress(DSparkError):
+                self._client.cancel(self.request_id)
+
+
+class Client:
+    """A connection to a DSpark server.
+
+    Args:
+        address: ``host:port`` of the server's gRPC port.
+        token: the cluster's token; default: DSPARK_TOKEN.
+        application: name of the Serve application, needed where a Ray cluster runs several.
+        timeout_s: gRPC deadline of a whole call; None for none.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        token: str | None = None,
+        application: str = "",
+        timeout_s: float | None = None,
+    ) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._metadata = _metadata(token, application)
+        self._channel = grpc.insecure_channel(address, options=_CHANNEL)
+        self._stub: Any = rpc.DSparkStub(self._channel)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> Generation:
+        """Start a request from plain text, chat messages (``role``, ``content``) or token ids.
+
+        Errors of the server are raised while iterating.
+
+        Raises:
+            InvalidRequest: the arguments make no request.
+        """
+        request = build_request(prompt, messages, token_ids, options)
+        return Generation(self, request, self._timeout_s)
+
+    def cancel(self, request_id: str) -> bool:
+        """Stop a request by its id; False if no such request is running."""
+        request = pb.CancelRequest(request_id=request_id)
+        return bool(self._unary(self._stub.Cancel, request, _CANCEL_TIMEOUT_S).cancelled)
+
+    def get_model(self) -> Model:
+        """Ask what is served."""
+        return model_of(self._unary(self._stub.GetModel, pb.GetModelRequest(), self._timeout_s))
+
+    def close(self) -> None:
+        """Close the connection; running requests end."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _unary(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+        try:
+            return method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise _typed(error, self.address) from error
+
+
+class AsyncGeneration(_Collected):
+    """One running request: iterate over its chunks, or await its whole ``text()``."""
+
+    def __init__(
+        self, client: AsyncClient, request: pb.GenerateRequest, timeout_s: float | None
+    ) -> None:
+        super().__init__(request.request_id)
+        self._client = client
+        self._call = client._stub.Generate(request, timeout=timeout_s, metadata=client._metadata)
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        try:
+            async for response in self._call:
+                yield self._take(response)
+        except grpc.RpcError as error:
+            raise _typed(error, self._client.address) from error
+        finally:
+            if not self.finish_reason:
+                await self.close()
+
+    async def text(self) -> str:
+        """Wait for the end and return the whole text.
+
+        Raises:
+            DSparkError: the request failed.
+        """
+        if not self.finish_reason:
+            async for _ in self:
+                pass
+        return self.text_so_far
+
+    async def cancel(self) -> bool:
+        """Stop the request; its stream then ends with finish reason ``cancelled``."""
+        return await self._client.cancel(self.request_id)
+
+    async def close(self) -> None:
+        """Give the request up without waiting for its end."""
+        if self._call.cancel():
+            with contextlib.suppress(DSparkError):  # see Generation.close
+                await self._client.cancel(self.request_id)
+
+
+class AsyncClient:
+    """`Client` for asyncio; same arguments. Create it inside the running loop."""
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        token: str | None = None,
+        application: str = "",
+        timeout_s: float | None = None,
+    ) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._metadata = _metadata(token, application)
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
+        self._stub: Any = rpc.DSparkStub(self._channel)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncGeneration:
+        """Start a request; see `Client.generate`."""
+        request = build_request(prompt, messages, token_ids, options)
+        return AsyncGeneration(self, request, self._timeout_s)
+
+    async def cancel(self, request_id: str) -> bool:
+        """Stop a request by its id; False if no such request is running."""
+        request = pb.CancelRequest(request_id=request_id)
+        answer = await self._unary(self._stub.Cancel, request, _CANCEL_TIMEOUT_S)
+        return bool(answer.cancelled)
+
+    async def get_model(self) -> Model:
+        """Ask what is served."""
+        answer = await self._unary(self._stub.GetModel, pb.GetModelRequest(), self._timeout_s)
+        return model_of(answer)
+
+    async def close(self) -> None:
+        """Close the connection; running requests end."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _unary(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+        try:
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise _typed(error, self.address) from error
+
+
+def _metadata(token: str | None, application: str) -> tuple[tuple[str, str], ...]:
+    secret = auth_token() if token is None else token
+    pairs = [("application", application)] if application else []
+    return tuple(pairs + ([("authorization", f"Bearer {secret}")] if secret else []))
+
+
+def _typed(error: Any, address: str) -> DSparkError:
+    return error_of(error.code().name, error.details(), address)

@@ -1,0 +1,62 @@
+"""`dspark generate PROMPT`: stream one answer from a server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from dspark.client import DEFAULT_ADDRESS, Client
+from dspark.messages import Options, Usage
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments; those of sampling are named as in `Options`."""
+    parser.add_argument("prompt", help="the prompt, - for standard input")
+    parser.add_argument("--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
+    parser.add_argument("--raw", action="store_true", help="no chat template: continue the text")
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--temperature", type=float, help="default 0: greedy")
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--min-p", type=float)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--mode", choices=("coupled", "rejection"))
+    parser.add_argument("--stop", action="append", metavar="STRING", help="may be repeated")
+    parser.add_argument("--deadline", type=float, dest="deadline_s", metavar="SECONDS")
+    parser.add_argument("--no-draft", action="store_false", dest="draft", default=None)
+    parser.add_argument("--usage", action="store_true", help="print counts to standard error")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Send the prompt and print the answer as it comes."""
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    chosen: dict[str, Any] = {
+        name: value
+        for name, value in vars(args).items()
+        if name in Options.__annotations__ and value is not None
+    }
+    options = Options(**chosen)  # type: ignore[typeddict-item]
+    with Client(args.address) as client:
+        if args.raw:
+            generation = client.generate(prompt, **options)
+        else:
+            messages = [{"role": "user", "content": prompt}]
+            generation = client.generate(messages=messages, **options)
+        for chunk in generation:
+            print(chunk.text, end="", flush=True)
+        print()
+    if args.usage and generation.usage:
+        print(describe(generation.usage), file=sys.stderr)
+    return 0
+
+
+def describe(usage: Usage) -> str:
+    """Counts and speed of one request in a line."""
+    speed = usage.completion_tokens / usage.total_s if usage.total_s else 0.0
+    return (
+        f"{usage.prompt_tokens} prompt and {usage.completion_tokens} new tokens in {usage.rounds} "
+        f"rounds, {usage.proposed}/{usage.verified}/{usage.accepted} drafts proposed/verified/"
+        f"accepted, first token after {usage.ttft_s:.2f} s, {speed:.1f} tokens/s, "
+        f"seed {usage.seed}"
+    )

@@ -1,0 +1,31 @@
+"""The configuration of a command: file, then environment, then flags."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from cluster.config import Config, load_config
+from cluster.environment import with_environment
+from cluster.errors import ConfigError
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags shared by the commands that start a service."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration")
+    parser.add_argument("--port", type=int, help="gRPC port (cluster.grpc_port)")
+
+
+def config_from(args: argparse.Namespace) -> Config:
+    """Load the configuration that ``args`` ask for.
+
+    Raises:
+        ConfigError: a bad file, key, value or port.
+    """
+    config = with_environment(load_config(args.config))
+    if args.port is None:
+        return config
+    if not 0 < args.port < 1 << 16:
+        raise ConfigError(f"--port: {args.port} is out of range", hint="1 to 65535")
+    return replace(config, cluster=replace(config.cluster, grpc_port=args.port))

@@ -1,0 +1,1 @@
+"""`dspark demo`: the whole system on this machine, measured against plain decoding."""

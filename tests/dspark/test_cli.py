@@ -1,0 +1,117 @@
+"""The `dspark` command: output, exit status, one clear line for every mistake."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from cluster import model_store
+from cluster.errors import Overloaded
+from dspark.cli import main
+from tests.dspark.fake_server import WORDS, FakeDSpark
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.strip() == "0.1.0"
+
+
+def test_generate_streams_the_answer(
+    fake: FakeDSpark, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["generate", "Hi", "--address", address, "--max-tokens", "7", "--seed", "3"]
+    assert main([*command, "--temperature", "0.5", "--stop", "x", "--no-draft", "--usage"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "".join(WORDS) + "\n"
+    assert "3 new tokens" in captured.err
+    request = fake.requests[0]
+    assert request.chat.messages[0].content == "Hi"
+    assert (request.max_tokens, request.sampling.seed, request.draft) == (7, 3, False)
+    assert request.sampling.temperature == 0.5
+    assert list(request.stop) == ["x"]
+
+
+def test_generate_raw_from_standard_input(
+    fake: FakeDSpark, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Once upon"))
+    assert main(["generate", "-", "--raw", "--address", address]) == 0
+    assert fake.requests[0].text == "Once upon"
+    assert not fake.requests[0].HasField("draft")
+
+
+def test_an_error_is_a_line_and_a_hint(
+    fake: FakeDSpark, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.error = Overloaded("queue full", retry_after_s=3)
+    assert main(["generate", "Hi", "--address", address]) == 2
+    assert capsys.readouterr().err == "error: queue full\nhint: retry in 3.0 s\n"
+
+
+def test_no_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "Hi", "--address", "127.0.0.1:9"]) == 2
+    error = capsys.readouterr().err
+    assert "127.0.0.1:9" in error
+    assert "dspark serve" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+@pytest.mark.parametrize(
+    ("yaml", "named"),
+    [
+        ("router:\n  max_queue: 1\n", "router.max_queue: unknown key"),
+        ("model:\n  target: no-such-model\n", "no model 'no-such-model'"),
+    ],
+)
+def test_a_wrong_configuration_stops_before_anything_starts(
+    command: str, yaml: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text(yaml)
+    assert main([command, "--config", str(tmp_path / "c.yaml")]) == 2
+    captured = capsys.readouterr()
+    assert named in captured.err
+    assert "hint:" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["serve", "--port", "70000"], "--port"),
+        (["demo", "--max-tokens", "0"], "--max-tokens"),
+        (["demo", "--concurrency", "0"], "--concurrency"),
+        (["serve", "--config", "/no/such/file"], "/no/such/file"),
+    ],
+)
+def test_a_wrong_flag_is_named(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_models_list_and_fetch_of_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DSPARK_CACHE", str(tmp_path))
+    assert main(["models", "list"]) == 0
+    assert "smollm2-135m" in capsys.readouterr().out
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert main(["models", "fetch", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}\n"
+
+
+def test_models_fetch_of_an_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "fetch", "nonesuch"]) == 2
+    assert all(name in capsys.readouterr().err for name in model_store.EMBEDDED)
+
+
+def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["sevre"])
+    assert caught.value.code == 2
+    assert "generate" in capsys.readouterr().err
