@@ -7,16 +7,19 @@ out of range with a `ConfigError` that names the path, e.g. ``router.max_queued_
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from cluster.errors import ConfigError
+
+_DTYPES: Final = ("float32", "bfloat16", "float16")
 
 
 def positive(default: float, *, most: float = float("inf")) -> Any:
@@ -29,14 +32,19 @@ def natural(default: int, *, most: float = float("inf")) -> Any:
     return field(default=default, metadata={"least": 0, "most": most})
 
 
+def one_of(default: str, *others: str) -> Any:
+    """One of these words."""
+    return field(default=default, metadata={"words": (default, *others)})
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """The target model."""
 
     target: str = "smollm2-135m"
     """A name of the model store, a local Hugging Face folder, or a hub id."""
-    dtype: str = "auto"
-    """``auto`` (fp32 on CPU, else the checkpoint's own), ``float32``, ``bfloat16``, ``float16``."""
+    dtype: str = one_of("auto", *_DTYPES)
+    """``auto``: fp32 on a CPU, else the checkpoint's own."""
     device: str = "auto"
     """``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:N``."""
     max_model_len: int = positive(2048)
@@ -52,7 +60,8 @@ class DrafterConfig:
     num_replicas: int = natural(1)
     num_cpus: float = positive(0.5)
     num_gpus: float = natural(0)
-    dtype: str = "auto"
+    dtype: str = one_of("auto", *_DTYPES)
+    """``auto``: fp32 on a CPU, else bfloat16."""
     num_threads: int = natural(0)
     """Torch threads of a replica, 0 for all cores."""
     max_sessions: int = positive(256)
@@ -69,7 +78,7 @@ class DrafterConfig:
 class VerifierConfig:
     """The verifier pool."""
 
-    engine: str = "torch"
+    engine: str = one_of("torch")
     num_replicas: int = positive(1)
     num_cpus: float = positive(1.0)
     num_gpus: float = natural(0)
@@ -107,7 +116,7 @@ class RouterConfig:
     """A verifier that does not answer a step for this long is taken for dead."""
     unplaced_timeout_s: float = positive(30.0)
     """After so long without any verifier in the cluster, waiting requests end with Unavailable."""
-    default_mode: str = "coupled"
+    default_mode: str = one_of("coupled", "rejection")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +124,6 @@ class ClusterConfig:
     """What holds the pools together."""
 
     application: str = "dspark"
-    grpc_host: str = "127.0.0.1"
     grpc_port: int = positive(9000, most=65535)
     data_host: str = ""
     """Interface that data-plane servers bind and advertise; empty: the node's own address under
@@ -154,7 +162,24 @@ def load_config(source: Path | Mapping[str, Any] | None) -> Config:
         except yaml.YAMLError as error:
             raise ConfigError(f"{source} is not YAML: {error}") from error
         source = {} if loaded is None else loaded
-    return typing.cast(Config, _parse(Config, source, ""))
+    return _fitting(typing.cast(Config, _parse(Config, source, "")))
+
+
+def _fitting(config: Config) -> Config:
+    """The configuration, if its values go together."""
+    cluster, verifier = config.cluster, config.verifier
+    if cluster.member_ttl_s <= cluster.heartbeat_s:
+        raise ConfigError(
+            f"cluster.member_ttl_s: {cluster.member_ttl_s} must be over "
+            f"cluster.heartbeat_s, {cluster.heartbeat_s}",
+            hint="a member is forgotten if it does not speak up in time",
+        )
+    if verifier.kv_tokens < verifier.kv_block_tokens:
+        raise ConfigError(
+            f"verifier.kv_tokens: {verifier.kv_tokens} is less than one block, "
+            f"verifier.kv_block_tokens = {verifier.kv_block_tokens}"
+        )
+    return config
 
 
 def _parse(cls: type[Any], value: Any, path: str) -> Any:
@@ -184,8 +209,10 @@ def _scalar(
         value = float(value)
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         raise ConfigError(f"{path}: expected {kind.__name__}, got {value!r}")
-    if isinstance(value, float) and value != value:
-        raise ConfigError(f"{path}: not a number")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{path}: {value} is not a finite number")
+    if "words" in bounds and value not in bounds["words"]:
+        raise ConfigError(f"{path}: {value!r} is not one of {', '.join(bounds['words'])}")
     if "over" in bounds and value <= bounds["over"]:
         raise ConfigError(f"{path}: {value} must be over {bounds['over']}")
     if "least" in bounds and value < bounds["least"]:

@@ -103,26 +103,6 @@ class RayDirectory:
         found: tuple[Member, ...] = await self._call("members")
         return found
 
-    async def kill(self) -> None:
-        """End the actor (shutdown of the application); members still alive would re-create it.
-
-        Raises:
-            Unavailable: Ray did not answer.
-        """
-
-        def end() -> None:
-            import ray
-
-            with contextlib.suppress(ValueError):  # there is none
-                ray.kill(ray.get_actor(ACTOR_NAME, namespace=self._application))
-
-        self._actor = None
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await asyncio.to_thread(end)
-        except _ray_errors(TimeoutError) as error:
-            raise Unavailable(f"directory: kill failed: {error or 'no answer'}") from error
-
     async def _call(self, method: str, *args: Any) -> Any:
         """Call the actor; if it died since the last call, once more on a new one."""
         try:
@@ -157,6 +137,14 @@ class RayDirectory:
             )
             .remote(self._ttl_s)
         )
+
+
+def end_directory(application: str) -> None:
+    """End the actor, if there is one, once the application is down: live members re-create it."""
+    import ray
+
+    with contextlib.suppress(ValueError):  # there is none
+        ray.kill(ray.get_actor(ACTOR_NAME, namespace=application))
 
 
 class _DirectoryActor:

@@ -94,10 +94,6 @@ class FrameStream:
         """Whether the stream is over, from whichever end."""
         return self._over.is_set()
 
-    async def wait_over(self) -> None:
-        """Return once the stream is over (received frames may still wait in `recv`)."""
-        await self._over.wait()
-
     async def send(self, frame: Frame) -> None:
         """Queue a frame, waiting for room.
 

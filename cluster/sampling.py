@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from cluster.errors import BadSamplingParameter, TokenOutOfVocabulary
-from cluster.wire import Sampling
+from cluster.wire import MAX_BIASES, MAX_TOP_K, Sampling
 
 MODES: Final = ("coupled", "rejection")
 MIN_TEMPERATURE: Final = 1e-6
@@ -19,6 +19,9 @@ MAX_REPETITION_PENALTY: Final = 100.0
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Refuse parameters outside their domain, whatever else the request is.
+
+    What passes also fits a frame: a request that could not be sent would take the step of all
+    others down with it.
 
     Raises:
         BadSamplingParameter: names the parameter, with its domain as the hint.
@@ -31,7 +34,12 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
         temperature,
         f"0 for greedy, or finite and at least {MIN_TEMPERATURE}",
     )
-    _require(sampling.top_k >= 0, "top_k", sampling.top_k, "0 for all, or a positive count")
+    _require(
+        0 <= sampling.top_k <= MAX_TOP_K,
+        "top_k",
+        sampling.top_k,
+        f"0 for all, or a count up to {MAX_TOP_K}",
+    )
     _require(0 < sampling.top_p <= 1, "top_p", sampling.top_p, "in (0, 1]; 1 keeps everything")
     _require(0 <= sampling.min_p <= 1, "min_p", sampling.min_p, "in [0, 1]; 0 keeps everything")
     _require(
@@ -55,6 +63,8 @@ def _check_bias(sampling: Sampling, vocab_size: int) -> None:
             f"logit_bias has {len(ids)} ids and {len(values)} values",
             hint="one value per id, each id once",
         )
+    if len(ids) > MAX_BIASES:
+        raise BadSamplingParameter(f"logit_bias has {len(ids)} ids", hint=f"at most {MAX_BIASES}")
     unknown = ids[(ids < 0) | (ids >= vocab_size)]
     if unknown.size:
         raise TokenOutOfVocabulary(

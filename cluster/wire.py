@@ -40,9 +40,8 @@ MAX_COMMIT_BYTES: Final = 1 << 20
 """Senders cut `Commit` frames at about this size, so that they interleave with others."""
 MAX_ROWS: Final = 1 << 14
 MAX_TOKENS: Final = 1 << 20
-MAX_GAMMA: Final = 64
-MAX_TOP_K_Q: Final = 1024
-MAX_TEXT: Final = 1 << 16
+MAX_TOP_K: Final = 1 << 24
+MAX_BIASES: Final = 1024
 MAX_PROMPT_TOKENS: Final = 1 << 20
 
 I32 = NDArray[np.int32]
@@ -201,15 +200,15 @@ class Sampling(Record):
 
     temperature: float
     """0 is greedy."""
-    top_k: int = natural(1 << 24)
+    top_k: int = natural(MAX_TOP_K)
     """0 means all."""
     top_p: float
     min_p: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
-    bias_ids: I32 = array("i4", limit=1024, rows="bias")
-    bias_values: F32 = array("f4", limit=1024, rows="bias")
+    bias_ids: I32 = array("i4", limit=MAX_BIASES, rows="bias")
+    bias_values: F32 = array("f4", limit=MAX_BIASES, rows="bias")
     seed: int = natural((1 << 64) - 1)
     mode: str = string(16)
     """``coupled`` or ``rejection`` (see DESIGN, two exact acceptance modes)."""
@@ -426,6 +425,9 @@ class Submit(Frame):
     """Hand a tokenized request to the router that owns a better lane."""
 
     request_id: str = string()
+    loan: int = natural()
+    """Over 0 and new with each `Submit` of a stream, request ids may come again; every `Emit` of
+    the request repeats it."""
     ids: I32 = array("i4", limit=MAX_PROMPT_TOKENS)
     """The prompt, then tokens already emitted when a request continues after a fault."""
     num_prompt: int = natural(MAX_PROMPT_TOKENS)
@@ -447,6 +449,8 @@ class Emit(Frame):
     """One round's output of a submitted request. Exactly one has ``finish`` or ``error`` set."""
 
     request_id: str = string()
+    loan: int = natural()
+    """Of the `Submit`; 0 in answer to a `Cancel` of a request that was not submitted here."""
     seq: int = natural()
     """0, 1, 2, ...: a gap or a repeat is a fault of ours."""
     text: str = string(MAX_FRAME_BYTES)
@@ -481,6 +485,7 @@ FRAMES: Final[dict[str, type[Frame]]] = {
 # --- codec ----------------------------------------------------------------------------------------
 
 _EXT_ARRAY: Final = 1
+_ANOTHER_LANGUAGE: Final = "the peer is no DSpark member of this release, or the bytes were damaged"
 _DTYPES: Final = {name: np.dtype("<" + name) for name in ("i4", "i8", "u1", "u2", "u8", "f2", "f4")}
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -520,15 +525,20 @@ def decode(data: bytes) -> Frame:
     except FrameError:
         raise
     except Exception as error:  # msgpack raises many kinds on hostile bytes
-        raise FrameError(f"not msgpack: {type(error).__name__}: {error}") from error
+        raise FrameError(
+            f"not msgpack: {type(error).__name__}: {error}", hint=_ANOTHER_LANGUAGE
+        ) from error
     if not (isinstance(outer, list) and len(outer) == 3 and isinstance(outer[1], str)):
-        raise FrameError("not a frame: expected [version, name, fields]")
+        raise FrameError("not a frame: expected [version, name, fields]", hint=_ANOTHER_LANGUAGE)
     version, name, body = outer
     if type(version) is not int or version != PROTOCOL_VERSION:
-        raise ProtocolMismatch(f"protocol version {str(version)[:32]}, expected {PROTOCOL_VERSION}")
+        raise ProtocolMismatch(
+            f"protocol version {str(version)[:32]}, expected {PROTOCOL_VERSION}",
+            hint="run the same release on every node",
+        )
     cls = FRAMES.get(name)
     if cls is None:
-        raise FrameError(f"unknown frame {name[:64]!r}")
+        raise FrameError(f"unknown frame {name[:64]!r}", hint=_ANOTHER_LANGUAGE)
     return typing.cast(Frame, _unpack_record(cls, body, name))
 
 

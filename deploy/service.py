@@ -17,6 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.config import Config
+from cluster.directory import end_directory
 from cluster.errors import ConfigError, Unavailable
 from cluster.model_store import ensure_drafter, ensure_model
 from cluster.wheel import Report
@@ -55,7 +56,7 @@ def serving(config: Config, *, ray_address: str, phase: Phase, report: Report) -
             stack.enter_context(joined_ray(ray_address))
         else:
             phase("starting Ray")
-            _require_free(config.cluster.grpc_port)
+            require_free(config.cluster.grpc_port)
             config = replace(config, cluster=replace(config.cluster, data_host=LOOPBACK))
             stack.enter_context(private_ray(num_cpus=_logical_cpus(config)))
         started = _start_serve(config)
@@ -159,19 +160,13 @@ def failure(told: Mapping[str, str]) -> Unavailable:
 
 def stop_application(application: str, *, whole_serve: bool = False) -> None:
     """Stop the application and forget its directory; with ``whole_serve``, stop Serve as well."""
-    import ray
     from ray import serve
-
-    from cluster.directory import ACTOR_NAME
 
     if whole_serve:
         serve.shutdown()
     else:
         serve.delete(application)
-    try:
-        ray.kill(ray.get_actor(ACTOR_NAME, namespace=application))
-    except ValueError:  # it was never needed
-        return
+    end_directory(application)
 
 
 def _logical_cpus(config: Config) -> int:
@@ -180,8 +175,14 @@ def _logical_cpus(config: Config) -> int:
     return max(int(reserved), os.cpu_count() or 1)
 
 
-def _require_free(port: int) -> None:
-    with socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET) as probe:
+def require_free(port: int) -> None:
+    """Refuse a port that someone listens on.
+
+    Raises:
+        ConfigError: it is taken.
+    """
+    # By IPv4, which every machine has: it also meets those who listen on both.
+    with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,8 +66,10 @@ def check_request(request: GenerateRequest, limits: ModelLimits) -> int:
         )
     if request.max_new_tokens < 1:
         raise InvalidRequest(f"max_new_tokens {request.max_new_tokens}", hint="at least 1")
-    if request.deadline_s is not None and not request.deadline_s > 0:
-        raise InvalidRequest(f"deadline of {request.deadline_s} s", hint="must be over 0")
+    if request.deadline_s is not None and not 0 < request.deadline_s < math.inf:
+        raise InvalidRequest(
+            f"deadline of {request.deadline_s} s", hint="must be over 0 and finite"
+        )
     if len(request.stop_ids) > MAX_STOP_IDS or len(request.stop_strings) > MAX_STOP_STRINGS:
         raise InvalidRequest(
             f"{len(request.stop_ids)} stop ids and {len(request.stop_strings)} stop strings",
@@ -84,7 +87,7 @@ class WaitingQueue:
 
     Args:
         max_requests: most requests waiting.
-        max_tokens: most prompt plus new tokens of all of them.
+        max_tokens: most prompt plus new tokens of all of them; one request alone may have more.
     """
 
     def __init__(self, *, max_requests: int, max_tokens: int) -> None:
@@ -111,10 +114,8 @@ class WaitingQueue:
         Raises:
             Overloaded: no room; says when to come again.
         """
-        if (
-            len(self._tickets) >= self._max_requests
-            or self.num_tokens + ticket.max_len > self._max_tokens
-        ):
+        full = len(self._tickets) >= self._max_requests
+        if full or (self._tickets and self.num_tokens + ticket.max_len > self._max_tokens):
             raise Overloaded(
                 f"{len(self._tickets)} requests of {self.num_tokens} tokens are waiting",
                 retry_after_s=min(max(self._interval_s, _LEAST_RETRY_S), _MOST_RETRY_S),

@@ -63,6 +63,7 @@ class DraftSessions:
             return
         request.failed_drafter = request.drafter.drafter_id
         self.forget(request)
+        request.early = None
         if pause:
             request.rebind_at = now + min(_FIRST_PAUSE_S * 2**request.num_unbinds, _MAX_PAUSE_S)
             request.num_unbinds += 1
@@ -79,8 +80,9 @@ class DraftSessions:
 
     def expect(self, request: LaneRequest, now: float) -> None:
         """A block was asked for behind the request's new anchor: wait for it."""
-        wait = self._book.wait(request.drafter.drafter_id) if request.drafter else None
-        if wait is None or request.max_draft == 0:
+        drafter = request.drafter
+        wait = self._book.wait(drafter.drafter_id) if drafter else None
+        if drafter is None or wait is None or request.max_draft == 0:
             request.enter(Phase.READY, now)
             return
         request.asks[request.anchor] = now
@@ -88,6 +90,9 @@ class DraftSessions:
             del request.asks[min(request.asks)]
         request.due = now + wait.wait_s
         request.enter(Phase.AWAITING, now)
+        early, request.early = request.early, None
+        if early is not None:
+            self.take(drafter.drafter_id, request, early, now)
 
     def expire(self, request: LaneRequest, now: float) -> None:
         """The block did not come in time: the request goes without."""
@@ -99,12 +104,19 @@ class DraftSessions:
     def take(
         self, drafter_id: str, request: LaneRequest, block: DraftBlock | Malformed, now: float
     ) -> None:
-        """Keep the block if it is the one that the request waits for; else count why not."""
+        """Keep the block if it is the one that the request waits for; else count why not.
+
+        The verifier tells the drafter first and us next, over another stream: a quick drafter's
+        block may come before the result that it follows. It is judged when that is in.
+        """
         if request.drafter is None or request.drafter.drafter_id != drafter_id:
             self._counters.stale["drafter"] += 1
             return
         if block.epoch != request.session_epoch:
             self._counters.stale["epoch"] += 1
+            return
+        if block.anchor > request.anchor and request.phase in (Phase.PREFILLING, Phase.IN_STEP):
+            request.early = block
             return
         asked = request.asks.pop(block.anchor, None)
         if asked is not None and (wait := self._book.wait(drafter_id)):

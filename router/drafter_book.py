@@ -94,10 +94,9 @@ class DrafterBook:
         """A link to this drafter is open."""
         self._entries[ref.drafter_id] = _Entry(ref=ref, wait=DraftWait(self._bound_s))
 
-    def down(self, drafter_id: str) -> frozenset[int]:
-        """The link is gone; returns the requests that were bound to it."""
-        entry = self._entries.pop(drafter_id, None)
-        return frozenset(entry.bound) if entry else frozenset()
+    def down(self, drafter_id: str) -> None:
+        """The link is gone; unknown ones are ignored."""
+        self._entries.pop(drafter_id, None)
 
     def set_load(self, drafter_id: str, load: float, *, draining: bool) -> None:
         """What the directory says: sessions in hand, and whether it takes new ones."""

@@ -114,6 +114,8 @@ class DrafterPool:
                 await self._serve(member)
             except DSparkError as error:
                 logger.info("drafter %s: %s", drafter_id, error)
+            except Exception:  # a fault of ours must not cost us the drafter for good
+                logger.exception("link to drafter %s failed", drafter_id)
             lasted_s = time.monotonic() - opened
             pause_s = _FIRST_PAUSE_S if lasted_s > _MAX_PAUSE_S else min(2 * pause_s, _MAX_PAUSE_S)
             await asyncio.sleep(pause_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cluster import digest
 from cluster.errors import DSparkError
 from cluster.wire import Sampling
-from router.blocks import DraftBlock
+from router.blocks import DraftBlock, Malformed
 from router.drafter_book import DrafterRef
 
 
@@ -45,6 +45,8 @@ class LaneRequest:
     drafter: DrafterRef | None = None
     session_epoch: int = 0
     block: DraftBlock | None = None
+    early: DraftBlock | Malformed | None = None
+    """A block behind an anchor that the running step's result has yet to tell us of."""
     asks: dict[int, float] = field(default_factory=dict)
     """Anchor to the time at which its block was asked for, the latest few."""
     due: float = 0.0

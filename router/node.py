@@ -220,8 +220,8 @@ class RouterNode:
         while True:
             try:
                 self._members = await self._directory.members()
-            except Unavailable as error:
-                logger.warning("%s; going on with what is known", error)
+            except Exception as error:  # a directory that misbehaves must not end a replica
+                logger.warning("directory: %s; going on with what is known", error)
             self._take_verifiers()
             self._drafters.update(self._members, set(self._projections.values()) - {""})
             self._service.look(
@@ -270,6 +270,9 @@ class RouterNode:
         except DSparkError as error:
             reason = str(error)
             logger.info("verifier %s: %s", member.member_id, error)
+        except Exception as error:  # a fault of ours: the requests go on elsewhere
+            reason = f"internal error: {type(error).__name__}"
+            logger.exception("the lane of verifier %s failed", member.member_id)
         finally:
             self._projections.pop(member.member_id, None)
             del self._drives[member.member_id]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from cluster.errors import DSparkError, FrameError, ModelNotFound
 from cluster.streams import FrameStream
@@ -14,6 +15,15 @@ from router.service import RequestService
 from router.ticket import Ticket
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Job:
+    """A request in our hands."""
+
+    task: asyncio.Task[None]
+    """Sends its events."""
+    ticket: Ticket
 
 
 class PeerServer:
@@ -27,8 +37,8 @@ class PeerServer:
     def __init__(self, stream: FrameStream, service: RequestService) -> None:
         self._stream = stream
         self._service = service
-        self._jobs: dict[str, asyncio.Task[None]] = {}
-        """By request id: sends its events."""
+        self._jobs: dict[str, _Job] = {}
+        """By request id."""
 
     async def run(self) -> None:
         """Serve until the stream ends.
@@ -49,26 +59,30 @@ class PeerServer:
                 elif not isinstance(frame, Pong):
                     raise FrameError(f"a router sent {type(frame).__name__}")
         finally:
-            jobs = list(self._jobs.values())
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+            tasks = [job.task for job in self._jobs.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _submit(self, submit: Submit) -> None:
         request_id = submit.request_id
+        job = self._jobs.get(request_id)
+        if job is not None and job.ticket.done:  # the id comes again: let the first one end
+            await asyncio.wait({job.task})
         try:
             ticket = self._service.admit(request_of(submit), lent=submit)
         except DSparkError as error:
-            await self._stream.send(emit_of(request_id, 0, error))
+            await self._stream.send(emit_of(request_id, submit.loan, 0, error))
             return
 
         def over(_: asyncio.Task[None]) -> None:
             del self._jobs[request_id]
             self._service.close(ticket)
 
-        job = asyncio.create_task(self._emit_all(ticket), name=f"emit {request_id}")
-        job.add_done_callback(over)
-        self._jobs[request_id] = job
+        emitting = self._emit_all(ticket, submit.loan)
+        task = asyncio.create_task(emitting, name=f"emit {request_id}")
+        task.add_done_callback(over)
+        self._jobs[request_id] = _Job(task=task, ticket=ticket)
 
     async def _cancel(self, request_id: str) -> None:
         """Cancel; a request that came over this stream answers with its own last `Emit`."""
@@ -76,9 +90,9 @@ class PeerServer:
         if not self._service.cancel_here(request_id):
             event = ModelNotFound(f"no request {request_id!r} here")
         if request_id not in self._jobs:
-            await self._stream.send(emit_of(request_id, 0, event))
+            await self._stream.send(emit_of(request_id, 0, 0, event))
 
-    async def _emit_all(self, ticket: Ticket) -> None:
+    async def _emit_all(self, ticket: Ticket, loan: int) -> None:
         """Send a request's events to the router that lends it, the last one included."""
         request_id = ticket.request.request_id
         event: Delta | DSparkError = Delta()
@@ -89,7 +103,7 @@ class PeerServer:
             except DSparkError as error:
                 event = error
             try:
-                await self._stream.send(emit_of(request_id, seq, event))
+                await self._stream.send(emit_of(request_id, loan, seq, event))
             except DSparkError as error:
                 logger.info("request %s: its router is gone: %s", request_id, error)
                 return

@@ -8,6 +8,7 @@ so far.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ class _Loan:
     """A request in another router's hands."""
 
     ticket: Ticket
+    number: int
+    """What the owner says carries it: of an earlier loan under the same id it may still speak."""
     next_seq: int = 0
 
 
@@ -79,6 +82,7 @@ class Relay:
         self._connect_timeout_s = connect_timeout_s
         self._on_return = on_return
         self._peers: dict[str, _Peer] = {}
+        self._loan_numbers = itertools.count(1)
 
     @property
     def num_loans(self) -> int:
@@ -88,8 +92,9 @@ class Relay:
     def forward(self, ticket: Ticket, member: Member, now: float) -> None:
         """Lend a request; its events arrive in the ticket as if it were served here."""
         peer = self._peer(member)
-        peer.loans[ticket.request.request_id] = _Loan(ticket=ticket)
-        self._send(peer, submit_of(ticket, now))
+        loan = _Loan(ticket=ticket, number=next(self._loan_numbers))
+        peer.loans[ticket.request.request_id] = loan
+        self._send(peer, submit_of(ticket, now, loan=loan.number))
 
     def drop(self, ticket: Ticket) -> None:
         """The request is over on our side: say so to whoever has it."""
@@ -168,9 +173,9 @@ class Relay:
         if isinstance(frame, Emit):
             loan = peer.loans.get(frame.request_id)
             answer = peer.cancels.get(frame.request_id)
-            if loan is not None:
+            if loan is not None and loan.number == frame.loan:
                 self._take_emit(peer, loan, frame)
-            elif answer is not None and not answer.done() and frame.finish:
+            elif frame.loan == 0 and answer is not None and not answer.done() and frame.finish:
                 answer.set_result(frame.finish == "cancelled")
         elif isinstance(frame, Refused):
             raise error_for(frame.code, frame.message)
@@ -183,7 +188,7 @@ class Relay:
         if emit.seq != loan.next_seq:
             raise FrameError(f"request {emit.request_id!r}: Emit {emit.seq} after {loan.next_seq}")
         loan.next_seq += 1
-        if emit.finish:
+        if emit.finish or emit.error_code:
             del peer.loans[emit.request_id]
         if emit.error_code in _RETURNED:
             error = error_for(emit.error_code, emit.error_message)
@@ -192,11 +197,12 @@ class Relay:
             loan.ticket.relay(emit)
 
 
-def submit_of(ticket: Ticket, now: float) -> Submit:
+def submit_of(ticket: Ticket, now: float, *, loan: int) -> Submit:
     """The request as it stands."""
     request = ticket.request
     return Submit(
         request_id=request.request_id,
+        loan=loan,
         ids=np.array(ticket.ids, np.int32),
         num_prompt=ticket.num_prompt,
         num_sent_chars=ticket.num_sent_chars,
@@ -231,12 +237,13 @@ def request_of(submit: Submit) -> GenerateRequest:
     )
 
 
-def emit_of(request_id: str, seq: int, event: Delta | DSparkError) -> Emit:
+def emit_of(request_id: str, loan: int, seq: int, event: Delta | DSparkError) -> Emit:
     """One event of a request that we serve for another router. Counts are totals so far."""
     delta = Delta(finish_reason="error") if isinstance(event, DSparkError) else event
     error = event if isinstance(event, DSparkError) else None
     return Emit(
         request_id=request_id,
+        loan=loan,
         seq=seq,
         text=delta.text,
         token_ids=np.array(delta.token_ids, np.int32),

@@ -154,7 +154,9 @@ class RequestService:
             raise Unavailable("this router is shutting down", hint="retry: another one will answer")
         max_new_tokens = check_request(request, self.limits)
         if request.request_id in self._tickets:
-            raise InvalidRequest(f"request id {request.request_id!r} is in use")
+            raise InvalidRequest(
+                f"request id {request.request_id!r} is in use", hint="send another, or none at all"
+            )
         now = self._clock()
         ticket = Ticket(
             request,

@@ -224,14 +224,6 @@ class FakeEngine:
         """See `Engine.release_all`."""
         self._requests.clear()
 
-    def committed_ids(self, rid: int) -> tuple[int, ...]:
-        """See `Engine.committed_ids`."""
-        return tuple(self._requests[rid].ids)
-
-    def sampling(self, rid: int) -> Sampling:
-        """See `Engine.sampling`."""
-        return self._requests[rid].admission.sampling
-
     def measure_step(self, num_tokens: int, context: int) -> float:
         """See `Engine.measure_step`."""
         assert not self._requests, "profiling with requests in hand"
@@ -392,6 +384,7 @@ class _Session:
 
     epoch: int
     ids: list[int]
+    sampling: Sampling
 
 
 class FakeDrafter:
@@ -456,7 +449,7 @@ class FakeDrafter:
             frame = await stream.recv()
             if isinstance(frame, Open):
                 self.num_opens += 1
-                session = _Session(epoch=frame.epoch, ids=[frame.first_id])
+                session = _Session(epoch=frame.epoch, ids=[frame.first_id], sampling=frame.sampling)
                 self.sessions[frame.lane_id, frame.rid] = session
             elif isinstance(frame, Commit):
                 await self._commit(frame)

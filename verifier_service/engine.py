@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from cluster.wire import Admission, Sampling, Step, StepResult
+from cluster.wire import Admission, Step, StepResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +87,6 @@ class Engine(Protocol):
 
     def release_all(self) -> None:
         """Drop every request (lease lost or expired)."""
-        ...
-
-    def committed_ids(self, rid: int) -> tuple[int, ...]:
-        """All committed ids of a live request, the anchor included (to reopen a draft session)."""
-        ...
-
-    def sampling(self, rid: int) -> Sampling:
-        """Sampling parameters of a live request."""
         ...
 
     def measure_step(self, num_tokens: int, context: int) -> float:

@@ -37,7 +37,7 @@ class LeaseState:
 
     @property
     def grant(self) -> Grant | None:
-        """The lease in force. An expired one stays until `expire` or the next `acquire` ends it."""
+        """The lease in force. Past its time it stays until `release` or `acquire` ends it."""
         return self._grant
 
     @property
@@ -92,10 +92,3 @@ class LeaseState:
             return False
         self._grant = None
         return True
-
-    def expire(self, now_s: float) -> Grant | None:
-        """End the lease if its time is over, and return it."""
-        if self._grant is None or now_s < self._grant.expires_s:
-            return None
-        expired, self._grant = self._grant, None
-        return expired

@@ -77,7 +77,8 @@ class VerifierNode:
         self._lease_changed = asyncio.Event()
         self._holder: FrameStream | None = None
         self._steps: asyncio.Queue[Step] = asyncio.Queue(maxsize=1)
-        self._stepping = False
+        self._step_began_s: float | None = None
+        """When the step that is running was taken; None between steps."""
         self._draining = False
         self._tasks: tuple[asyncio.Task[None], ...] = ()
         self.links = DraftLinks(
@@ -124,8 +125,11 @@ class VerifierNode:
         """For the platform's health check.
 
         Raises:
-            Unavailable: a task of this replica has died; only a restart helps.
+            Unavailable: a task of this replica has died, or its engine hangs; only a restart helps.
         """
+        limit_s = self._config.router.step_timeout_s
+        if self._step_began_s is not None and time.monotonic() - self._step_began_s > limit_s:
+            raise Unavailable(f"a step of {self.member_id} has been running for over {limit_s} s")
         for task in self._tasks:
             if task.done():
                 raise Unavailable(f"task {task.get_name()!r} of {self.member_id} is dead")
@@ -284,7 +288,7 @@ class VerifierNode:
                 await self._lease_changed.wait()
                 continue
             await asyncio.sleep(max(0.0, grant.expires_s - time.monotonic()))
-            if self._stepping:  # waiting for our answer is no silence
+            if self._step_began_s is not None:  # waiting for our answer is no silence
                 self._lease.renew(grant.lane_epoch, time.monotonic())
                 continue
             holder = self._holder
@@ -299,9 +303,9 @@ class VerifierNode:
 
     async def _step_loop(self) -> None:
         while True:
-            self._stepping = False
+            self._step_began_s = None
             step = await self._steps.get()
-            self._stepping = True
+            self._step_began_s = time.monotonic()
             grant, holder = self._lease.grant, self._holder
             if grant is None or holder is None or grant.lane_epoch != step.lane_epoch:
                 continue  # the lease ended while it waited
@@ -311,6 +315,8 @@ class VerifierNode:
             except DSparkError as error:
                 logger.warning("result of step %d undeliverable: %s", step.step_id, error)
                 await self._drop(step.lane_epoch, "its results cannot be delivered")
+                # Its router must not wait for what will never come.
+                await (holder.refuse(error) if isinstance(error, FrameError) else holder.close())
 
     def _clear_steps(self) -> None:
         while not self._steps.empty():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.directory import ACTOR_NAME, RayDirectory
+from cluster.directory import ACTOR_NAME, RayDirectory, end_directory
 from cluster.errors import Unavailable
 from tests.cluster.test_directory import member
 
@@ -42,14 +42,14 @@ async def test_shared_lost_and_recreated(ray_: Any) -> None:
     await two.leave("v0")
     assert await one.members() == (member("v1"),)
 
-    await two.kill()
+    end_directory("test-app")
     await asyncio.sleep(0.5)
     await one.heartbeat(member("v0"))  # a new, empty actor: complete after one period
     assert await two.members() == (member("v0"),)
 
-    await one.kill()
-    await other_application.kill()
-    await other_application.kill()  # there is none: fine
+    end_directory("test-app")
+    end_directory("test-app-2")
+    end_directory("test-app-2")  # there is none: fine
     await asyncio.sleep(0.5)
     for namespace in ("test-app", "test-app-2"):
         with pytest.raises(ValueError, match=ACTOR_NAME):
@@ -62,4 +62,4 @@ async def test_calls_are_bounded(ray_: Any) -> None:
         await directory.members()
     patient = RayDirectory("test-app-3", ttl_s=60.0, timeout_s=30.0)
     await patient.members()
-    await patient.kill()
+    end_directory("test-app-3")

@@ -358,6 +358,7 @@ async def test_a_frame_of_the_largest_size_passes(server: DataServer) -> None:
     assert got == [commit]
     too_large = wire.Emit(
         request_id="a",
+        loan=1,
         seq=0,
         text="é" * (wire.MAX_FRAME_BYTES // 2),
         token_ids=np.zeros(0, np.int32),
@@ -417,7 +418,6 @@ async def test_close_flushes_and_is_idempotent(server: DataServer) -> None:
     await ended.wait()
     assert got == [Ping(nonce=nonce) for nonce in range(100)]
     assert stream.closed
-    await stream.wait_over()
     with pytest.raises(Unavailable):
         await stream.send(Ping(nonce=1))
     assert not stream.try_send(Ping(nonce=1))
@@ -456,7 +456,8 @@ CHILD = textwrap.dedent(
     from tests.frames import make_hello
 
     async def hold(stream):
-        await stream.wait_over()
+        while True:
+            await stream.recv()
 
     async def main():
         hello = make_hello("verifier", "child", token="secret")

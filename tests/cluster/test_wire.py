@@ -124,6 +124,7 @@ EXAMPLES: tuple[Frame, ...] = (
     wire.Lost(lane_id="r", rid=i64(1), epoch=i32(2), reason="idle"),
     wire.Submit(
         request_id="a",
+        loan=3,
         ids=i32(1, 2),
         num_prompt=2,
         num_sent_chars=0,
@@ -137,6 +138,7 @@ EXAMPLES: tuple[Frame, ...] = (
     ),
     wire.Emit(
         request_id="a",
+        loan=3,
         seq=0,
         text="hi ☃",
         token_ids=i32(1),
@@ -188,16 +190,19 @@ def packed_array(name: str, shape: list[Any], data: bytes) -> msgpack.ExtType:
     return msgpack.ExtType(1, msgpack.packb([name, shape]) + data)
 
 
-def refuse(data: bytes, kind: type[FrameError] = FrameError, match: str | None = None) -> None:
-    with pytest.raises(kind, match=match):
+def refuse(
+    data: bytes, kind: type[FrameError] = FrameError, match: str | None = None
+) -> FrameError:
+    with pytest.raises(kind, match=match) as caught:
         decode(data)
+    return caught.value
 
 
 @pytest.mark.parametrize("frame", EXAMPLES, ids=lambda frame: type(frame).__name__)
 def test_truncation_anywhere_is_refused(frame: Frame) -> None:
     data = encode(frame)
     for length in {*range(min(len(data), 64)), *range(0, len(data), 37)}:
-        refuse(data[:length])
+        assert refuse(data[:length]).hint
     refuse(data + b"\x00")
 
 

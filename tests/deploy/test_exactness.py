@@ -7,6 +7,7 @@ Each token is checked against transformers' own model given the emitted prefix
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import warnings
@@ -59,6 +60,12 @@ def garbage(served: Served, smollm2_dir: Path, tmp_path_factory: Any) -> Iterato
         stop_application(config.cluster.application)
 
 
+def enough(prompts: Sequence[str], concurrency: int) -> list[str]:
+    """All prompts, some of them again if it takes more to run so many at a time."""
+    number = max(concurrency, len(prompts))
+    return list(itertools.islice(itertools.cycle(prompts), number))
+
+
 async def outputs(
     client: AsyncClient, prompts: Sequence[list[int]], concurrency: int, **options: Any
 ) -> list[Any]:
@@ -81,7 +88,7 @@ def proposed(generations: Sequence[Any]) -> int:
 async def check_greedy(
     served: Served, reference: ReferenceTarget, how: str, prompts: Sequence[str], concurrency: int
 ) -> None:
-    ids = [reference.chat(prompt) for prompt in prompts]
+    ids = [reference.chat(prompt) for prompt in enough(prompts, concurrency)]
     async with served.async_client() as client:
         generations = await outputs(client, ids, concurrency, max_tokens=32, draft=how != "plain")
     assert (proposed(generations) > 0) == (how != "plain")
@@ -154,7 +161,7 @@ def check_coupled(
 async def test_coupled_tokens_are_those_of_seed_and_prefix(
     served: Served, reference: ReferenceTarget, draft: bool, concurrency: int
 ) -> None:
-    prompts = [reference.chat(prompt) for prompt in some(8)]
+    prompts = [reference.chat(prompt) for prompt in enough(some(8), concurrency)]
     generations = await sampled(served, prompts, concurrency, draft=draft)
     check_coupled(reference, prompts, generations)
 
@@ -162,7 +169,7 @@ async def test_coupled_tokens_are_those_of_seed_and_prefix(
 async def test_coupled_tokens_do_not_know_that_the_drafter_died(
     served: Served, reference: ReferenceTarget
 ) -> None:
-    prompts = [reference.chat(prompt) for prompt in some(8)]
+    prompts = [reference.chat(prompt) for prompt in enough(some(8), 16)]
 
     async def kill_the_drafter() -> int:
         (victim,) = served.replica_pids("Drafter")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ from cluster.errors import (
     AuthError,
     BadSamplingParameter,
     CheckpointError,
+    ConfigError,
     InvalidRequest,
     Unavailable,
     Unsupported,
 )
 from deploy.requests import build_request, build_response, check_token
-from deploy.service import failure
+from deploy.service import failure, require_free
 from deploy.text_model import TextModel, load_text_model
 from router.request import Delta, GenerateRequest, Usage
 
@@ -212,3 +214,35 @@ def test_the_cause_of_a_failed_start_is_one_line() -> None:
     assert isinstance(error, Unavailable)
     assert error.message == "not all replicas started: Drafter: CheckpointError: field gamma is 0"
     assert "2 of 2" in failure({"Router": told["Router"]}).message
+
+
+@pytest.mark.parametrize(
+    ("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, ""), (socket.AF_INET6, "")]
+)
+def test_a_taken_port_is_named(family: socket.AddressFamily, host: str) -> None:
+    if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with socket.socket(family) as listener:
+        listener.bind((host, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"grpc_port: {port} is taken") as caught:
+            require_free(port)
+        assert "--port" in caught.value.hint
+    require_free(port)
+
+
+def test_the_port_is_checked_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without it makes no such socket, whatever Python was built with."""
+
+    class OnlyV4(socket.socket):
+        def __init__(self, family: int = socket.AF_INET) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(97, "Address family not supported by protocol")
+            super().__init__(family)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setattr("deploy.service.socket.socket", OnlyV4)
+    require_free(port)

@@ -115,11 +115,14 @@ class Cluster:
         self.drafters: dict[str, FakeDrafter] = {}
         self._beats: dict[str, Heartbeat] = {}
 
-    async def add_verifier(self, member_id: str = "verifier-0", **engine: Any) -> VerifierNode:
-        self.engines[member_id] = FakeEngine(max_model_len=MAX_MODEL_LEN, **engine)
+    async def add_verifier(
+        self, member_id: str = "verifier-0", *, engine: FakeEngine | None = None, **options: Any
+    ) -> VerifierNode:
+        engine = engine or FakeEngine(max_model_len=MAX_MODEL_LEN, **options)
+        self.engines[member_id] = engine
         node = VerifierNode(
             member_id=member_id,
-            engine=self.engines[member_id],
+            engine=engine,
             config=self.config,
             directory=self.directory,
             drafter=DRAFTER,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,10 @@ import numpy as np
 import pytest
 
 from cluster.errors import Unavailable
-from cluster.wire import Blocks, Drain, encode
+from cluster.members import Member
+from cluster.streams import FrameStream
+from cluster.wire import Blocks, Drain, Frame, StepResult, encode
+from router.lane import Lane
 from tests.fakes import FakeDrafter, greedy_continuation
 from tests.frames import make_blocks, make_commit
 from tests.router.harness import (
@@ -134,6 +138,61 @@ async def test_drafts_that_come_too_late() -> None:
     slow = TwistedDrafter(lambda block: block, delay_s=0.05)
     figures = await run_twisted(slow, draft_timeout_s=0.01)
     assert figures["num_late_drafts"] > 0
+
+
+async def test_drafts_that_outrun_the_result_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results and blocks travel on two streams: nothing says which arrives first."""
+    send = FrameStream.send
+
+    async def slow_results(stream: FrameStream, frame: Frame) -> None:
+        await asyncio.sleep(0.02 * isinstance(frame, StepResult))
+        await send(stream, frame)
+
+    monkeypatch.setattr(FrameStream, "send", slow_results)
+    figures = await run_twisted(FakeDrafter(drafter=DRAFTER))
+    assert figures["stale"] == figures["num_late_drafts"] == 0
+    assert figures["num_accepted"] == figures["num_verified"] > 0
+
+
+async def test_a_fault_of_ours_costs_the_link_once_not_for_good(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    take, faults = Lane.take_block, [RuntimeError("a bug of ours")]
+
+    def take_or_fail(lane: Lane, drafter_id: str, block: Any) -> None:
+        if faults:
+            raise faults.pop()
+        take(lane, drafter_id, block)
+
+    monkeypatch.setattr(Lane, "take_block", take_or_fail)
+    async with cluster() as c:
+        await c.add_verifier()
+        await c.add_drafter()
+        router = await c.add_router()
+        await c.ready(router, drafters=1)
+        assert (await ask(router, make_request(PROMPT))).ids == expected_ids(PROMPT, 24)
+        assert "a bug of ours" in caplog.text
+        await c.ready(router, drafters=1)
+        again = await ask(router, make_request(PROMPT))
+        assert again.ids == expected_ids(PROMPT, 24)
+        assert again.usage.num_accepted > 0
+
+
+async def test_a_directory_that_misbehaves_ends_no_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster() as c:
+        await c.add_verifier()
+        router = await c.add_router()
+        await c.ready(router)
+        calls = itertools.count()
+
+        async def members() -> tuple[Member, ...]:
+            next(calls)
+            raise RuntimeError("not even an error of ours")
+
+        monkeypatch.setattr(c.directory, "members", members)
+        await eventually(lambda: next(calls) > 2, "the router asks no more")
+        router.check_health()
+        assert (await ask(router, make_request(PROMPT))).ids == expected_ids(PROMPT, 24)
 
 
 async def test_a_lost_session_is_opened_anew() -> None:

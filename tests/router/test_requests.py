@@ -18,6 +18,7 @@ from cluster.errors import (
 )
 from router.node import RouterNode
 from router.request import GenerateRequest
+from tests.fakes import greedy_continuation
 from tests.frames import make_sampling
 from tests.router.harness import (
     EOS,
@@ -96,13 +97,15 @@ async def test_eos_ends_a_request_unless_ignored() -> None:
         assert on.finish == "length"
 
 
-async def test_max_new_tokens_is_cut_to_the_context() -> None:
-    prompt = tuple(i % 90 + 1 for i in range(MAX_MODEL_LEN - 5))
+@pytest.mark.parametrize("room", [1, 2, 3, 5, 9])
+async def test_max_new_tokens_is_cut_to_the_context(room: int) -> None:
+    prompt = tuple(i % 90 + 1 for i in range(MAX_MODEL_LEN - room))
     async with cluster() as c:
         router = await small(c)
-        answer = await ask(router, make_request(prompt, 1000))
-        assert len(answer.ids) <= 5
-        assert answer.ids == expected_ids(prompt, 5)
+        answer = await ask(router, make_request(prompt, 1000, ignore_eos=True))
+        assert answer.ids == greedy_continuation(prompt, room)
+        assert answer.finish == "length"
+        assert router.metrics()["num_retries"] == 0
 
 
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 4, 5, 6])

@@ -190,6 +190,50 @@ def test_the_second_of_two_blocks_for_one_anchor_is_never_looked_at() -> None:
     assert rig.counters.stale["unasked"] == 1
 
 
+def test_a_block_that_outruns_the_result_is_kept_for_it() -> None:
+    """The verifier tells the drafter first: a quick one answers before the anchor is known."""
+    rig = Rig()
+    request = rig.add(1)
+    step = rig.step()
+    first = digest.extend(request.digest, [1])
+    rig.state.take_block("a", rig.block(1, anchor=3, digest=first), rig.now)
+    rig.state.apply(rig.result(step, prefilled=(1,)), rig.now)
+    assert (rig.phases(), request.block is not None) == ({1: Phase.READY}, True)
+    step = rig.step(lengths=2)
+    after = digest.extend(first, [5, 5, 1])
+    rig.state.take_block("a", rig.block(1, anchor=6, digest=after), rig.now)
+    assert request.block is not None
+    assert request.block.anchor == 3, "the block in the step stays what it is"
+    rig.state.apply(rig.result(step), rig.now)
+    assert request.block is not None
+    assert (request.anchor, request.block.anchor, request.phase) == (6, 6, Phase.READY)
+    assert rig.counters.stale.total() == rig.counters.num_late_drafts == 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"), [("anchor", {"anchor": 5}), ("digest", {"digest": 7})]
+)
+def test_an_early_block_is_judged_like_any_other(reason: str, changes: dict[str, Any]) -> None:
+    rig = Rig()
+    request = rig.add(1)
+    step = rig.step()
+    rig.state.take_block("a", rig.block(1, **({"anchor": 3} | changes)), rig.now)
+    rig.state.apply(rig.result(step, prefilled=(1,)), rig.now)
+    assert rig.counters.stale == {reason: 1}
+    assert request.block is None
+    assert request.early is None
+
+
+def test_an_early_block_dies_with_its_session() -> None:
+    rig = Rig()
+    request = rig.add(1)
+    step = rig.step()
+    rig.state.take_block("a", rig.block(1, anchor=3), rig.now)
+    rig.state.lose_session("a", 1, 0, rig.now)
+    rig.state.apply(rig.result(step, prefilled=(1,)), rig.now)
+    assert (request.block, request.early, request.phase) == (None, None, Phase.READY)
+
+
 def test_blocks_count_only_from_the_requests_own_drafter() -> None:
     rig = Rig()
     rig.add(1)

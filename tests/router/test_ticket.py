@@ -102,7 +102,7 @@ async def test_another_router_goes_on_without_repeating_text() -> None:
 
 
 def relayed(seq: int, ids: tuple[int, ...], finish: str = "", **counts: int) -> Emit:
-    emit = emit_of("x", seq, Delta(text=text_of(list(ids)), token_ids=ids, finish_reason=finish))
+    emit = emit_of("x", 1, seq, Delta(text=text_of(list(ids)), token_ids=ids, finish_reason=finish))
     return Emit(**{**{f: getattr(emit, f) for f in emit.__dataclass_fields__}, **counts})
 
 
@@ -122,7 +122,7 @@ async def test_relayed_counts_add_to_what_was_counted_here() -> None:
 
 async def test_relayed_errors_keep_their_type() -> None:
     t = ticket()
-    t.relay(emit_of("x", 0, Unavailable("gone")))
+    t.relay(emit_of("x", 1, 0, Unavailable("gone")))
     with pytest.raises(Unavailable, match="gone"):
         await t.next()
     assert t.outcome == "Unavailable"
@@ -130,8 +130,8 @@ async def test_relayed_errors_keep_their_type() -> None:
 
 def test_every_event_has_an_emit() -> None:
     delta = Delta(text="a", token_ids=(1,), logprobs=(-0.5,), finish_reason="stop")
-    emit = emit_of("x", 3, delta)
+    emit = emit_of("x", 1, 3, delta)
     assert (emit.seq, emit.text, emit.finish) == (3, "a", "stop")
     assert np.array_equal(emit.token_ids, [1])
-    error = emit_of("x", 0, DSparkError("bad"))
+    error = emit_of("x", 1, 0, DSparkError("bad"))
     assert (error.finish, error.error_code, error.error_message) == ("error", "DSparkError", "bad")

@@ -98,6 +98,21 @@ async def test_cancel_of_a_lent_request_at_either_router(at: str) -> None:
         assert answer.ids == TEXT[: len(answer.ids)]
 
 
+async def test_an_id_may_be_used_again_right_after_a_cancel() -> None:
+    """What the owner still says of the first request is not taken for the second one's."""
+    async with cluster() as c:
+        _, other = await owner_and_other(c, delay_s=0.002)
+        for _ in range(5):
+            answer = Answer()
+            asking = asyncio.create_task(ask(other, make_request(PROMPT, 200), answer))
+            await eventually(lambda answer=answer: len(answer.deltas) > 2, "never started")
+            assert await other.cancel(make_request(PROMPT).request_id)
+            await asking
+            again = await ask(other, make_request(PROMPT, 20))
+            assert again.ids == TEXT[:20]
+        assert other.metrics()["num_forwarded"] == 10, "no stream broke over it"
+
+
 async def test_cancel_finds_the_router_that_an_id_names() -> None:
     async with cluster() as c:
         owner, other = await owner_and_other(c, delay_s=0.005)

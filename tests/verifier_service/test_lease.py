@@ -48,14 +48,13 @@ def test_renewal_and_expiry() -> None:
     lease = make_lease()
     epoch = lease.acquire("a", 0.0).lane_epoch
     lease.renew(epoch, 8.0)
-    assert lease.expire(17.9) is None
     with pytest.raises(LeaseError):
         lease.acquire("b", 17.9)
     lease.renew(epoch - 1, 17.9)  # a stale holder keeps nobody's lease alive
-    expired = lease.expire(18.0)
-    assert expired is not None
-    assert expired.lane_epoch == epoch
-    assert lease.grant is None
+    assert lease.grant is not None
+    assert lease.grant.expires_s == 18.0
+    assert lease.acquire("b", 18.0).lane_epoch > epoch, "its time is over"
+    lease.release(lease.grant.lane_epoch)
     with pytest.raises(LeaseError, match="not held"):
         lease.check(epoch)
     lease.renew(epoch, 18.0)

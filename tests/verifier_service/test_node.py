@@ -437,6 +437,52 @@ async def test_an_engine_that_cannot_release_is_emptied() -> None:
         assert router.ids[3] == PROMPT + greedy_continuation(PROMPT, 1)
 
 
+async def test_a_hung_engine_is_no_healthy_replica() -> None:
+    """Routers leave it after ``step_timeout_s``; by the same measure the platform replaces it."""
+    go_on = threading.Event()
+    engine = FakeEngine(delay_s=lambda _: 1.0, sleep=lambda _: go_on.wait(10))
+    config = load_config({"router": {"step_timeout_s": 0.1}})
+    async with make_replica(engine, config) as replica, make_router(replica) as router:
+        replica.node.check_health()
+        await router.send(admissions=(make_admission(1, PROMPT),))
+        await eventually(lambda: engine.num_steps == 1)
+        await asyncio.sleep(0.15)
+        with pytest.raises(Unavailable, match="running for over"):
+            replica.node.check_health()
+        go_on.set()
+        await router.recv(StepResult)
+        await asyncio.sleep(0)
+        replica.node.check_health()
+
+
+class Unspeakable(FakeEngine):
+    """Gives a result that no frame can carry, once."""
+
+    def step(self, step: Step) -> StepOutcome:
+        outcome = super().step(step)
+        if self.num_steps > 1:
+            return outcome
+        logprobs = np.full_like(outcome.result.logprobs, -np.inf)
+        result = dataclasses.replace(outcome.result, logprobs=logprobs)
+        return dataclasses.replace(outcome, result=result)
+
+
+async def test_a_result_that_cannot_be_sent_ends_the_lane_at_once() -> None:
+    """Else the router would wait for it until its step timeout, and all its clients with it."""
+    async with make_replica(Unspeakable()) as replica:
+        async with make_router(replica) as router:
+            await router.send(admissions=(make_admission(1, PROMPT),))
+            refusal = await router.recv(Refused)
+            assert (refusal.code, refusal.fatal) == ("FrameError", True)
+            assert "logprobs" in refusal.message
+            with pytest.raises(Unavailable):
+                await router.recv(StepResult)
+        await eventually(lambda: replica.engine.live == frozenset())
+        async with make_router(replica) as router:
+            await router.step(admissions=(make_admission(1, PROMPT),))
+            assert router.ids[1] == PROMPT + greedy_continuation(PROMPT, 1)
+
+
 # --- draft sessions ----------------------------------------------------------------------------
 
 

@@ -18,7 +18,6 @@ from cluster.errors import (
     DSparkError,
     InvalidRequest,
     PromptTooLong,
-    StaleFrame,
     TokenOutOfVocabulary,
 )
 from cluster.wire import FINISH_LENGTH, FINISH_STOP, decode, encode
@@ -225,21 +224,6 @@ def test_commits_cover_every_position_once(
         assert known == ids + text
 
 
-def test_committed_ids_and_sampling_of_live_requests(engine: TorchEngine) -> None:
-    lane, ids = Lane(engine), prompt(20)
-    sampling = make_sampling(seed=5)
-    lane.step([admission(3, ids, sampling=sampling)], prefill_budget=8)
-    assert engine.committed_ids(3) == tuple(ids[:9])
-    lane.step(rids=[])
-    assert engine.committed_ids(3) == tuple(lane.ids[3])
-    assert engine.sampling(3) == sampling
-    engine.release_all()
-    with pytest.raises(StaleFrame):
-        engine.committed_ids(3)
-    with pytest.raises(StaleFrame):
-        engine.sampling(3)
-
-
 def test_results_are_frames(engine: TorchEngine) -> None:
     lane = Lane(engine)
     result = lane.step([admission(0, prompt(9)), admission(1, [])])
@@ -371,9 +355,10 @@ def test_admission_past_kv_or_requests_is_overload(folder: Path, reference: Any)
 def test_the_same_rid_twice_is_refused(engine: TorchEngine) -> None:
     lane = Lane(engine)
     lane.step([admission(0, prompt(5))])
+    known = list(lane.ids[0])
     result = lane.step([admission(0, prompt(6))], rids=[])
     assert [failure.code for failure in result.failures] == ["FrameError"]
-    assert len(engine.committed_ids(0)) == 6
+    assert engine.step(make_step([Row(rid=0, ids=known)])).result.rid.tolist() == [0]
 
 
 def test_bad_rows_change_nothing_and_harm_nobody(
@@ -405,7 +390,6 @@ def test_bad_rows_change_nothing_and_harm_nobody(
     assert [failure.code for failure in result.failures] == [c for _, c in cases] + ["FrameError"]
     assert result.rid.tolist() == [1, 3]
     assert result.token_ids.tolist() == [*texts[1][1][1:5], texts[3][1][1]]
-    assert engine.committed_ids(2) == known[2]
     after = engine.step(make_step([Row(rid=2, ids=known[2])], prefill_budget=0)).result
     assert after.token_ids.tolist() == [texts[2][1][1]]
 

@@ -25,10 +25,9 @@ from cluster.errors import (
     InvalidRequest,
     Overloaded,
     PromptTooLong,
-    StaleFrame,
     TokenOutOfVocabulary,
 )
-from cluster.wire import FINISH_NONE, Admission, Sampling, Step
+from cluster.wire import FINISH_NONE, Admission, Step
 from verifier_service.acceptance import check_sampling, truncate
 from verifier_service.engine import CommittedRows, EngineLimits, StepOutcome
 from verifier_service.projection import FeatureProjection
@@ -137,14 +136,6 @@ class TorchEngine:
         for rid in list(self._requests):
             self._release(rid)
 
-    def committed_ids(self, rid: int) -> tuple[int, ...]:
-        """See `Engine.committed_ids`. Raises StaleFrame for a request that is not here."""
-        return self._request(rid).committed_ids
-
-    def sampling(self, rid: int) -> Sampling:
-        """See `Engine.sampling`. Raises StaleFrame for a request that is not here."""
-        return self._request(rid).admission.sampling
-
     @torch.inference_mode()
     def measure_step(self, num_tokens: int, context: int) -> float:
         """See `Engine.measure_step`. Rows have up to 8 tokens.
@@ -163,11 +154,6 @@ class TorchEngine:
                 self._allocator.release(reservation)
 
     # --- taking work ------------------------------------------------------------------------
-
-    def _request(self, rid: int) -> Request:
-        if rid not in self._requests:
-            raise StaleFrame(f"request {rid} is not here")
-        return self._requests[rid]
 
     def _most_ids(self, admission: Admission) -> int:
         return min(admission.num_prompt + admission.max_new_tokens, self._limits.max_model_len)

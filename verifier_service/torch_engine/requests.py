@@ -27,7 +27,7 @@ class Request:
     """Positions whose keys and values are in the cache; once prefilled, all but the anchor's."""
     prefilled: bool = False
     digest: int = field(init=False)
-    """Of ``committed_ids``."""
+    """Of the ids of computed positions, and the one after them."""
     stop_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,11 +37,6 @@ class Request:
     @property
     def rid(self) -> int:
         return self.admission.rid
-
-    @property
-    def committed_ids(self) -> tuple[int, ...]:
-        """Ids that a draft session may know: of computed positions, and the one after them."""
-        return tuple(self.ids[: self.num_computed + 1])
 
     @property
     def remaining(self) -> int:

@@ -1,0 +1,132 @@
+"""Admission: what passes the checks can be served, and the queue's bounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cluster.errors import BadSamplingParameter, DSparkError, InvalidRequest, Overloaded
+from cluster.wire import MAX_BIASES, MAX_TOP_K, Sampling, decode, encode
+from router.admission import ModelLimits, WaitingQueue, check_request
+from router.lane_request import LaneRequest
+from router.relay import submit_of
+from router.request import GenerateRequest
+from router.step_frame import admission_of
+from router.ticket import Ticket
+from tests.frames import make_sampling, make_step
+from tests.router.harness import CharTokenizer, make_request
+
+LIMITS = ModelLimits(vocab_size=4096, max_model_len=256, eos_ids=(0, 5), fingerprint="t")
+
+
+def ticket_of(request: GenerateRequest) -> Ticket:
+    most = check_request(request, LIMITS)
+    return Ticket(
+        request,
+        max_new_tokens=most,
+        eos_ids=LIMITS.eos_ids,
+        tokenizer=CharTokenizer(),
+        now=0.0,
+    )
+
+
+def biased(num: int) -> Sampling:
+    return make_sampling(
+        bias_ids=np.arange(num, dtype=np.int32), bias_values=np.zeros(num, np.float32)
+    )
+
+
+floats = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> GenerateRequest:
+    """Requests of any shape, most of them at or past some limit."""
+    num_biases = draw(st.sampled_from([0, 1, MAX_BIASES, MAX_BIASES + 1]))
+    sampling = make_sampling(
+        temperature=draw(st.sampled_from([0.0, 1.0]) | floats),
+        top_k=draw(st.integers(-1, 1 << 34)),
+        top_p=draw(st.just(1.0) | floats),
+        min_p=draw(st.just(0.0) | floats),
+        seed=draw(st.integers(0, 1 << 65)),
+        bias_ids=np.arange(num_biases, dtype=np.int32),
+        bias_values=np.full(num_biases, draw(st.just(1.0) | floats), np.float64).astype(np.float32),
+    )
+    return make_request(
+        tuple(draw(st.lists(st.integers(0, 4095), max_size=3))),
+        draw(st.integers(0, 1 << 40)),
+        sampling=sampling,
+        deadline_s=draw(st.none() | floats),
+        request_id=draw(st.text(st.characters(codec="utf-8"), max_size=3)),
+        stop_ids=(7,) * draw(st.sampled_from([0, 1000, 1001])),
+        stop_strings=("x" * draw(st.integers(0, 1025)),) * draw(st.sampled_from([0, 64, 65])),
+    )
+
+
+@given(requests())
+@example(make_request((1,), sampling=make_sampling(top_k=MAX_TOP_K)))
+@example(make_request((1,), sampling=biased(MAX_BIASES)))
+@example(make_request((1,), deadline_s=math.inf))
+@settings(max_examples=300, deadline=None)
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_what_is_admitted_fits_every_frame_that_carries_it(request_: GenerateRequest) -> None:
+    """A request that could not be encoded would end the lane, or the stream, of all others."""
+    try:
+        ticket = ticket_of(request_)
+    except DSparkError:
+        return
+    submit = submit_of(ticket, 0.0, loan=1)
+    assert decode(encode(submit)) == submit
+    lane_request = LaneRequest(
+        rid=1,
+        ids=list(ticket.ids),
+        num_prompt=ticket.num_prompt,
+        max_new_tokens=ticket.max_new_tokens,
+        stop_ids=ticket.stop_ids,
+        sampling=request_.sampling,
+        draft=True,
+    )
+    step = make_step(admissions=(admission_of(lane_request),))
+    assert decode(encode(step)) == step
+
+
+@pytest.mark.parametrize(
+    ("error", "request_"),
+    [
+        (BadSamplingParameter, make_request((1,), sampling=make_sampling(top_k=MAX_TOP_K + 1))),
+        (BadSamplingParameter, make_request((1,), sampling=biased(MAX_BIASES + 1))),
+        (InvalidRequest, make_request((1,), deadline_s=math.inf)),
+        (InvalidRequest, make_request((1,), deadline_s=math.nan)),
+    ],
+)
+def test_what_no_frame_can_carry_is_refused(
+    error: type[DSparkError], request_: GenerateRequest
+) -> None:
+    with pytest.raises(error) as caught:
+        check_request(request_, LIMITS)
+    assert caught.value.hint
+
+
+def test_a_prompt_of_exactly_the_limit() -> None:
+    assert check_request(make_request((1,) * 255, 9), LIMITS) == 1
+    with pytest.raises(InvalidRequest, match="256 tokens"):
+        check_request(make_request((1,) * 256, 9), LIMITS)
+
+
+def test_a_request_larger_than_the_whole_queue_waits_alone() -> None:
+    """It could never be admitted otherwise, however idle the verifiers are."""
+    queue = WaitingQueue(max_requests=4, max_tokens=50)
+    large, small = ticket_of(make_request((1,), 100)), ticket_of(make_request((1,), 10))
+    queue.push(large)
+    with pytest.raises(Overloaded) as caught:
+        queue.push(small)
+    assert caught.value.retry_after_s > 0
+    queue.remove(large, 1.0)
+    queue.push(small)
+    with pytest.raises(Overloaded):
+        queue.push(large)
+    assert queue.num_tokens == 11
