@@ -1,0 +1,74 @@
+"""Files that are either whole or absent: written beside their place, synced, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save
+from torch import Tensor
+
+from cluster.errors import StorageFull
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path``.
+
+    Raises:
+        StorageFull: the disk is full; what stood at ``path`` before is untouched.
+    """
+    _replace(path, lambda part: part.write_bytes(data))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write ``value`` as readable JSON (see `write_bytes`)."""
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file (see `write_bytes`)."""
+    write_bytes(path, save(dict(tensors), dict(metadata)))
+
+
+def write_torch(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a ``torch.save`` file (see `write_bytes`); needed for optimiser and RNG state."""
+    _replace(path, lambda part: torch.save(dict(value), part))
+
+
+@contextmanager
+def no_space(path: Path) -> Iterator[None]:
+    """Turn "no space left" while writing ``path`` into `StorageFull`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StorageFull(f"cannot write {path}: {error}", hint=_HINT) from error
+    except (RuntimeError, SafetensorError) as error:
+        # torch and safetensors wrap the operating system's error.
+        if "No space left" not in str(error) and "unexpected pos" not in str(error):
+            raise
+        raise StorageFull(f"cannot write {path}: {error}", hint=_HINT) from error
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with no_space(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(part)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+_HINT = "free some space and start again: the run goes on from what is there"
