@@ -26,7 +26,16 @@ pytestmark = [
 def ray_() -> Iterator[Any]:
     import ray
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    if ray.is_initialized():  # the served application's: directories are by name, beside its own
+        yield ray
+        return
+    ray.init(
+        address="local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+    )
     yield ray
     ray.shutdown()
 

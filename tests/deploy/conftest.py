@@ -12,10 +12,8 @@ import psutil
 import pytest
 
 from cluster.config import Config, load_config
-from cluster.errors import ModelStoreError
 from cluster.model_store import ensure_drafter
 from dspark import AsyncClient, Client
-from tests.deploy.random_drafter import write_random_drafter
 
 TOKEN = "a-token-for-tests"
 
@@ -55,13 +53,11 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def served_drafter(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shipped drafter, or a random one where none is shipped yet."""
-    try:
-        shipped = ensure_drafter("default", "smollm2-135m")
-    except ModelStoreError:
-        shipped = None
-    return shipped or write_random_drafter(tmp_path_factory.mktemp("served") / "d", smollm2_dir)
+def served_drafter() -> Path:
+    """The shipped drafter."""
+    folder = ensure_drafter("default", "smollm2-135m")
+    assert folder is not None
+    return folder
 
 
 @pytest.fixture(scope="session")
