@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ def private_ray(*, num_cpus: int) -> Iterator[None]:
         # Ray asks for a token by default and would leave a made one in the home directory.
         # Replicas make torch's compilation cache on import, wherever this points.
         with (
-            variable("RAY_AUTH_TOKEN", secrets.token_hex(16)),
+            variable("RAY_AUTH_TOKEN", _process_token()),
             variable("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor")),
         ):
             _init(
@@ -55,6 +56,12 @@ def private_ray(*, num_cpus: int) -> Iterator[None]:
         _shutdown()
         _reap([process for process in children if process.pid not in before])
         _remove(folder)
+
+
+@cache
+def _process_token() -> str:
+    """The token of every private Ray of this process: Ray reads it once and keeps it."""
+    return secrets.token_hex(16)
 
 
 @contextmanager

@@ -26,18 +26,13 @@ pytestmark = [
 def ray_() -> Iterator[Any]:
     import ray
 
+    from deploy.local_ray import private_ray
+
     if ray.is_initialized():  # the served application's: directories are by name, beside its own
         yield ray
         return
-    ray.init(
-        address="local",
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    yield ray
-    ray.shutdown()
+    with private_ray(num_cpus=1):
+        yield ray
 
 
 async def test_shared_lost_and_recreated(ray_: Any) -> None:
