@@ -2,8 +2,9 @@
 
 Without it, moving a session to another drafter would mean running the target over the whole
 prefix again. Host memory, bounded in bytes over all requests: past the bound whole requests are
-forgotten, least recently committed first. A forgotten request keeps the session it has, but
-cannot be moved: it decodes plainly from the day it loses its drafter.
+forgotten, the largest first (of equal ones the least recently committed), so that one long context
+never costs many short ones theirs. A forgotten request keeps the session it has, but cannot be
+moved: it decodes plainly from the day it loses its drafter.
 
 Shape legend: T rows of a chunk, D draft hidden size.
 """
@@ -108,8 +109,12 @@ class FeatureCache:
         self._num_bytes += chunk.num_bytes
         self._kept.move_to_end(rid)
         while self._num_bytes > self._max_bytes:
-            self.num_evicted += 1
-            self.forget(next(iter(self._kept)))
+            # The first of the largest: `max` keeps the order of the dictionary.
+            self._evict(max(self._kept, key=lambda other: self._kept[other].num_bytes))
+
+    def _evict(self, rid: int) -> None:
+        self.num_evicted += 1
+        self.forget(rid)
 
     def rows(self, rid: int) -> Chunk | None:
         """All rows of ``rid`` from position 0 on, as one chunk; None if they are not (all) kept."""

@@ -49,19 +49,19 @@ def test_a_hole_forgets_the_request() -> None:
     assert cache.rows(2) is None
 
 
-def test_bounded_least_recently_committed_goes_first_and_whole() -> None:
+def test_bounded_the_largest_goes_first_and_whole() -> None:
     cache = FeatureCache(10 * ROW_BYTES)
     cache.append(1, chunk(0, 3))
     cache.append(2, chunk(0, 3))
     cache.append(3, chunk(0, 3))
-    cache.append(1, chunk(3, 1))  # full to the byte; 2 is now the oldest
+    cache.append(2, chunk(3, 1))  # full to the byte; 2 is now the largest
     assert cache.num_bytes == 10 * ROW_BYTES
-    cache.append(3, chunk(3, 1))
+    cache.append(3, chunk(3, 1))  # as large as 2, but committed later
     assert cache.rows(2) is None
     assert cache.rows(1) is not None
     assert cache.rows(3) is not None
-    assert (cache.num_evicted, cache.num_bytes) == (1, 8 * ROW_BYTES)
-    cache.append(2, chunk(3, 1))  # an evicted one does not come back from its middle
+    assert (cache.num_evicted, cache.num_bytes) == (1, 7 * ROW_BYTES)
+    cache.append(2, chunk(4, 1))  # an evicted one does not come back from its middle
     assert cache.rows(2) is None
 
 
@@ -73,6 +73,16 @@ def test_a_request_larger_than_the_cache_is_not_kept() -> None:
     nothing = FeatureCache(0)
     nothing.append(1, chunk(0, 1))
     assert nothing.rows(1) is None
+
+
+def test_a_request_larger_than_the_cache_pushes_no_other_out() -> None:
+    cache = FeatureCache(6 * ROW_BYTES)
+    cache.append(1, chunk(0, 2))
+    for first in range(0, 12, 2):  # by chunks, as prompts come
+        cache.append(2, chunk(first, 2))
+    assert cache.rows(1) is not None
+    assert cache.rows(2) is None
+    assert (cache.num_bytes, cache.num_evicted) == (2 * ROW_BYTES, 1)
 
 
 def test_forget_and_clear() -> None:
