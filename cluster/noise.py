@@ -12,6 +12,7 @@ draft drawn from the noise that later decides its acceptance biases the output.
 | ``GUMBEL`` | of the chosen token | token id | coupled mode: perturbs log p and log q alike |
 | ``REST`` | of the chosen token | 0 | coupled mode: perturbs the mass outside the candidates |
 | ``REST_DRAW`` | of the chosen token | 0 | coupled mode: which token of that mass |
+| ``EXPLORE`` | anchor | 0 | router: is the row verified whole (seed: request id) |
 
 Rejection mode names numbers by anchor, because a position can be drafted again in a later round
 and must then not see a number that an earlier round has already acted upon. Coupled mode names
@@ -43,6 +44,7 @@ class Stream(IntEnum):
     GUMBEL = 5
     REST = 6
     REST_DRAW = 7
+    EXPLORE = 8
 
 
 class Randomness(Protocol):

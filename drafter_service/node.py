@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import logging
 import time
@@ -312,5 +313,9 @@ class DrafterNode:
                 "blocks": float(self.counters.blocks),
                 "blocks_dropped": float(self.counters.blocks_dropped),
                 "sessions_lost": float(self.counters.sessions_lost),
+            }
+            | {
+                f"sessions_{name}": float(count)
+                for name, count in dataclasses.asdict(self._engine.counters).items()
             },
         )

@@ -11,9 +11,11 @@ from cluster.members import Member
 from cluster.streams import FrameStream, check_models, connect
 from cluster.wire import Acquire, Hello, Lease, Refused
 from router.counters import LaneCounters
+from router.draft_lengths import DraftLengths
 from router.drafter_book import DrafterBook
 from router.drafters import request_ids
 from router.lane import Lane
+from router.recalibration import RecalibratorBook
 from router.rounds import LaneState
 from router.throughput import ThroughputProfile
 from router.ticket import Ticket
@@ -27,6 +29,7 @@ async def open_lane(
     config: Config,
     book: DrafterBook,
     counters: LaneCounters,
+    recalibrators: RecalibratorBook,
     on_change: Callable[[], None],
     on_return: Callable[[Ticket, str], None],
 ) -> Lane:
@@ -48,13 +51,21 @@ async def open_lane(
                 f"{stream.peer.member_id!r} answers for verifier {member.member_id!r}"
             )
         lease = await _acquire(stream, lane_id=hello.member_id, timeout_s=timeout_s)
+        profile = ThroughputProfile(lease.profile_tokens, lease.profile_step_s)
+        lengths = DraftLengths(
+            recalibrator=recalibrators.of(member.drafter),
+            profile=profile,
+            counters=counters,
+            explore_fraction=config.router.explore_fraction,
+        )
         state = LaneState(
             lease=lease,
             fingerprint=member.drafter,
             prefill_budget=config.router.prefill_budget,
-            profile=ThroughputProfile(lease.profile_tokens, lease.profile_step_s),
+            profile=profile,
             book=book,
             counters=counters,
+            lengths=lengths,
         )
     except BaseException:
         await stream.close()

@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cluster.errors import FrameError
 from cluster.sparse import SparseQ, check_draft
 from cluster.wire import Blocks
+
+F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,8 +29,8 @@ class DraftBlock:
     digest: int
     ids: tuple[int, ...]
     """n draft tokens for positions anchor + 1 .. anchor + n, n <= gamma."""
-    survival: tuple[float, ...]
-    """[n] products of the conditional confidences: probability that token k survives."""
+    confidence: F64
+    """[n] in [0, 1]: probability that token k survives if all before it do, as reported."""
     q: SparseQ | None
     """[n, K] what the tokens were drawn from; None for one-hot and coupled drafts."""
 
@@ -60,13 +63,12 @@ def read_blocks(frame: Blocks, *, vocab_size: int) -> Iterator[DraftBlock | Malf
         except FrameError as error:
             yield Malformed(rid=rid, epoch=epoch, anchor=anchor, reason=str(error))
             continue
-        survival = np.cumprod(frame.confidence[s, :n], dtype=np.float64)
         yield DraftBlock(
             rid=rid,
             epoch=epoch,
             anchor=anchor,
             digest=int(frame.digest[s]),
             ids=ids,
-            survival=tuple(survival.tolist()),
+            confidence=frame.confidence[s, :n].astype(np.float64),
             q=q,
         )

@@ -26,7 +26,11 @@ class LaneCounters:
     num_emitted: int = 0
     """Tokens that verify rows gave, so ``num_emitted / num_verify_rows`` is the accepted length."""
     expected_accepted: float = 0.0
-    """Sum of the survival of the verified tokens: what the confidences promised."""
+    """Sum of the survival of the verified tokens: what the recalibrated confidences promised."""
+    num_explored_rows: int = 0
+    """Rows verified whole, though the schedule wanted less, to learn what long drafts are worth."""
+    num_explored: int = 0
+    """Draft tokens verified for that alone."""
     step_s: float = 0.0
     predicted_step_s: float = 0.0
     num_late_drafts: int = 0
@@ -61,7 +65,6 @@ class LaneCounters:
         self.num_emitted += num_emitted
         if block is not None:
             self.num_proposed += len(block.ids)
-            self.expected_accepted += sum(block.survival[:num_verified])
 
     def snapshot(self) -> dict[str, float]:
         """Flat, for metrics: ``stale.epoch`` and the like for the counted reasons."""

@@ -6,10 +6,10 @@
     schedule    how much of each block to verify (paper section 3.2.2, Algorithm 1)
     dispatch    one `Step` frame out
     exchange    one `StepResult` frame back
-    apply       commit, and say what the result means for each request
+    apply       commit, say what the result means for each request, learn from it
     emit        tokens to their clients
 
-What is decided lies in `router.rounds` and `router.scheduler`, pure; here is the I/O around it.
+What is decided lies in `router.rounds` and `router.draft_lengths`, pure; here is the I/O around it.
 Meanwhile the drafters get the new features from the verifier, and their blocks come in through
 `take_block`, whatever the loop is doing.
 """
@@ -23,8 +23,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
 
-import numpy as np
-
 from cluster.errors import DSparkError, FrameError, Unavailable, error_for
 from cluster.streams import FrameStream
 from cluster.wire import Drain, Ping, Pong, Refused, Step, StepResult
@@ -32,7 +30,6 @@ from router.blocks import DraftBlock, Malformed
 from router.lane_request import Emission, Failed, LaneRequest, Outcome
 from router.placement import LaneLoad
 from router.rounds import LaneState
-from router.scheduler import causal_lengths
 from router.ticket import Ticket
 
 _PINGS_PER_TTL: Final = 3
@@ -88,7 +85,7 @@ class Lane:
         async with self._companions():
             while True:
                 rows = await self._gather()
-                lengths = self._schedule(rows)
+                lengths = self.state.schedule(rows)
                 step = self.state.dispatch(rows, lengths, self._clock())
                 result = await self._exchange(step)
                 outcomes = self.state.apply(result, self._clock())
@@ -106,20 +103,6 @@ class Lane:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if at == math.inf else at - now):
                     await self._wake.wait()
-
-    def _schedule(self, rows: Sequence[LaneRequest]) -> list[int]:
-        """Draft tokens to verify per row."""
-        gamma = max((len(r.block.ids) for r in rows if r.block is not None), default=0)
-        survival_RG = np.zeros((len(rows), gamma))
-        for r, request in enumerate(rows):
-            if request.block is not None:
-                n = min(len(request.block.ids), request.max_draft)
-                survival_RG[r, :n] = request.block.survival[:n]
-        prefill = self.state.num_prefill_tokens()
-        most = min(survival_RG.size, self.state.max_draft_tokens(len(rows)))
-        sps = self.state.profile.sps(len(rows) + prefill + most)
-        schedule = causal_lengths(survival_RG, sps, num_fixed_tokens=prefill)
-        return [int(length) for length in schedule.lengths]
 
     async def _exchange(self, step: Step) -> StepResult:
         """Send the step, wait for its result."""

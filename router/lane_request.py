@@ -106,6 +106,15 @@ class Emission:
     num_verified: int = 0
     num_accepted: int = 0
 
+    @property
+    def num_reached(self) -> int:
+        """Drafts whose fate is known: the accepted ones and the refused one.
+
+        A stop id or the length limit that cuts the round leaves accepted drafts only: what lay
+        behind the cut was never decided.
+        """
+        return min(len(self.token_ids), self.num_verified)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:

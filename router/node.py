@@ -30,6 +30,7 @@ from router.drafters import DrafterPool
 from router.lane import Lane
 from router.peer_server import PeerServer
 from router.placement import FREE_SLOTS, SLOTS, verifiers_to_acquire
+from router.recalibration import RecalibratorBook
 from router.relay import Relay
 from router.request import Delta, GenerateRequest
 from router.service import RequestService
@@ -80,6 +81,7 @@ class RouterNode:
         """By verifier: fingerprint of the drafter projection that it holds."""
         self._members: tuple[Member, ...] = ()
         self._book = DrafterBook(config.router.draft_timeout_s)
+        self._recalibrators = RecalibratorBook(enabled=config.router.recalibrate)
         self._drafters = DrafterPool(
             hello=self._hello,
             book=self._book,
@@ -187,6 +189,12 @@ class RouterNode:
             profile = lane.state.profile
             figures[f"step_error.{lane.verifier_id}"] = profile.mean_error
             figures[f"step_scale.{lane.verifier_id}"] = profile.scale
+        figures |= {f"confidence.{k}": v for k, v in self._recalibrators.figures().items()}
+        for member in self._members:
+            if member.role != "router":
+                figures |= {
+                    f"{member.role}.{member.member_id}.{k}": v for k, v in member.details.items()
+                }
         return figures
 
     async def start(self) -> None:
@@ -257,6 +265,7 @@ class RouterNode:
                 config=self._config,
                 book=self._book,
                 counters=self.counters,
+                recalibrators=self._recalibrators,
                 on_change=self._service.place,
                 on_return=self._service.take_back,
             )

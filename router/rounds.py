@@ -15,6 +15,7 @@ from cluster.errors import FrameError, error_for
 from cluster.wire import FINISH_LENGTH, FINISH_NONE, Failure, Lease, Step, StepResult
 from router.blocks import DraftBlock, Malformed
 from router.counters import LaneCounters
+from router.draft_lengths import DraftLengths, Judged
 from router.draft_sessions import DraftSessions
 from router.drafter_book import DrafterBook
 from router.lane_request import Emission, Failed, LaneRequest, Outcome, Phase, Retry
@@ -35,6 +36,8 @@ class _Flight:
 
     step_id: int
     rows: dict[int, PlannedRow]
+    blocks: dict[int, DraftBlock]
+    """By request: what it has in the step."""
     started: float
 
 
@@ -48,6 +51,7 @@ class LaneState:
         profile: of this verifier.
         book: drafters, shared by the lanes of a router.
         counters: likewise.
+        lengths: decides how much of each block is verified.
     """
 
     def __init__(
@@ -59,11 +63,13 @@ class LaneState:
         profile: ThroughputProfile,
         book: DrafterBook,
         counters: LaneCounters,
+        lengths: DraftLengths,
     ) -> None:
         self.lease = lease
         self.profile = profile
         self.requests: dict[int, LaneRequest] = {}
         self._sessions = DraftSessions(fingerprint=fingerprint, book=book, counters=counters)
+        self._lengths = lengths
         self._prefill_budget = min(prefill_budget, lease.max_step_tokens)
         self._counters = counters
         self._releases: list[int] = []
@@ -164,7 +170,12 @@ class LaneState:
         """Draft tokens that fit beside the rows' anchors and the prefill."""
         return max(self.lease.max_step_tokens - num_rows - self.num_prefill_tokens(), 0)
 
-    # --- dispatch -----------------------------------------------------------------------------
+    # --- schedule and dispatch ----------------------------------------------------------------
+
+    def schedule(self, rows: Sequence[LaneRequest]) -> list[int]:
+        """Draft tokens to verify per row of the step that goes now."""
+        room = self.max_draft_tokens(len(rows))
+        return self._lengths.choose(rows, num_prefill=self.num_prefill_tokens(), room=room)
 
     def dispatch(self, rows: Sequence[LaneRequest], lengths: Sequence[int], now: float) -> Step:
         """Form the step of these rows and draft lengths; from here on it is in flight."""
@@ -198,7 +209,10 @@ class LaneState:
         for request in rows:
             request.enter(Phase.IN_STEP, now)
         self._flight = _Flight(
-            step_id=self._num_steps, rows={p.request.rid: p for p in planned}, started=now
+            step_id=self._num_steps,
+            rows={p.request.rid: p for p in planned},
+            blocks={r.rid: r.block for r in rows if r.block is not None},
+            started=now,
         )
         self._num_steps += 1
         self._releases = []
@@ -232,7 +246,7 @@ class LaneState:
         for rid in result.unbound.tolist():
             if request := self.requests.get(rid):
                 self._sessions.unbind(request, now, pause=True)
-        self._record(result, flight, now)
+        self._record(result, outcomes, flight, now)
         return outcomes
 
     def _apply_row(self, row: ResultRow, flight: _Flight, now: float) -> Outcome:
@@ -274,8 +288,17 @@ class LaneState:
         self.end(failure.rid)
         return Failed(rid=failure.rid, error=error_for(failure.code, failure.message))
 
-    def _record(self, result: StepResult, flight: _Flight, now: float) -> None:
+    def _record(
+        self, result: StepResult, outcomes: Sequence[Outcome], flight: _Flight, now: float
+    ) -> None:
         """Learn from the step that ran (not from the one that was planned)."""
+        self._lengths.learn(
+            [
+                Judged(flight.blocks[o.rid], flight.rows[o.rid].request.sampling, o)
+                for o in outcomes
+                if isinstance(o, Emission) and o.rid in flight.blocks
+            ]
+        )
         num_tokens = result.num_real_tokens
         self._counters.count_step(result, self.profile.step_s(num_tokens))
         self.profile.record(num_tokens=num_tokens, step_s=result.step_s)

@@ -397,6 +397,7 @@ class FakeDrafter:
     Args:
         num_right: leading drafts of each block that are right; the others are wrong on purpose.
         sends_blocks: False drafts nothing (all drafts are late for ever).
+        confidence: that it reports for each draft, right or wrong.
     """
 
     def __init__(
@@ -406,6 +407,7 @@ class FakeDrafter:
         gamma: int = 4,
         num_right: int = 4,
         sends_blocks: bool = True,
+        confidence: float = 0.9,
         vocab_size: int = VOCAB_SIZE,
         drafter: str = "",
         token: str = "",
@@ -418,6 +420,7 @@ class FakeDrafter:
         self._gamma = gamma
         self._num_right = num_right
         self._sends_blocks = sends_blocks
+        self._confidence = np.full((1, gamma), confidence, np.float32)
         self._vocab_size = vocab_size
         self._routers: dict[str, FrameStream] = {}
         self._verifiers: dict[str, FrameStream] = {}
@@ -496,10 +499,16 @@ class FakeDrafter:
         for k in range(self._num_right, self._gamma):
             draft[k] = (draft[k] + 1) % self._vocab_size
         self.num_blocks += 1
+        block = make_blocks(
+            rid,
+            session.epoch,
+            session.ids,
+            draft,
+            drafter_id=self.member_id,
+            confidence=self._confidence,
+        )
         with contextlib.suppress(DSparkError):
-            await router.send(
-                make_blocks(rid, session.epoch, session.ids, draft, drafter_id=self.member_id)
-            )
+            await router.send(block)
 
     async def _send_lost(self, lane_id: str, rid: int, epoch: int, reason: str) -> None:
         lost = Lost(

@@ -118,6 +118,8 @@ class VerifierNode:
                 "feature_cache_bytes": float(self.cache.num_bytes),
                 "link_queued_bytes": float(self.links.queued_bytes),
                 "refused_frames": float(self.counters.refused),
+                "feature_cache_evicted": float(self.cache.num_evicted),
+                "links_overflowed": float(self.links.counters.overflowed),
             },
         )
 

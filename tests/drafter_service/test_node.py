@@ -183,6 +183,7 @@ async def test_old_epochs_are_dropped_and_new_ones_replace() -> None:
         await send(second, new.commit(1))
         assert_drafted(await receive(router, Blocks), new)
         await eventually(lambda: c.node._engine.counters.stale == 1)
+        assert c.node.describe().details["sessions_stale"] == 1.0
 
 
 async def test_blocks_of_a_lane_without_stream_are_dropped_and_counted() -> None:

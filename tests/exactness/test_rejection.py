@@ -66,14 +66,14 @@ def verify_cells(
     return product([*(intervals([r], ends=ends) for r in ratios), intervals(finals, ends=ends)])
 
 
-def draft_all(pair: Pair, num_requests: int) -> list[tuple[Block, float]]:
-    """All joint draft outcomes of requests at anchor A (id 0, position 0), and their weights."""
+def draft_all(pair: Pair, num_requests: int, anchor: int = 0) -> list[tuple[Block, float]]:
+    """All joint draft outcomes of requests behind one id (at position 0), and their weights."""
     points, weights = product([draft_cells(pair)] * num_requests)
     num = len(weights) * num_requests
     table = np.zeros((num, 1, pair.gamma + 1))
     table[:, 0, 1:] = points.reshape(num, pair.gamma)
     samplings = [sampling(seed=s, mode="rejection") for s in range(num)]
-    drafted = pair.draft([(0,)] * num, samplings, Injected({Stream.DRAFT: table}))
+    drafted = pair.draft([(anchor,)] * num, samplings, Injected({Stream.DRAFT: table}))
     outcomes: dict[bytes, tuple[Block, float]] = {}
     for n, weight in enumerate(weights):
         at = slice(n * num_requests, (n + 1) * num_requests)

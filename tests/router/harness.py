@@ -116,7 +116,12 @@ class Cluster:
         self._beats: dict[str, Heartbeat] = {}
 
     async def add_verifier(
-        self, member_id: str = "verifier-0", *, engine: FakeEngine | None = None, **options: Any
+        self,
+        member_id: str = "verifier-0",
+        *,
+        engine: FakeEngine | None = None,
+        profile: StepProfile = PROFILE,
+        **options: Any,
     ) -> VerifierNode:
         engine = engine or FakeEngine(max_model_len=MAX_MODEL_LEN, **options)
         self.engines[member_id] = engine
@@ -126,7 +131,7 @@ class Cluster:
             config=self.config,
             directory=self.directory,
             drafter=DRAFTER,
-            profile=PROFILE,
+            profile=profile,
         )
         await node.start()
         self.verifiers[member_id] = node

@@ -29,10 +29,10 @@ def q(ids: list[list[int]], probs: list[list[float]]) -> dict[str, Any]:
 
 
 def test_a_good_block() -> None:
-    block = read(confidence=np.array([[0.5, 0.5]], np.float32))
+    block = read(confidence=np.array([[0.5, 0.25]], np.float32))
     assert isinstance(block, DraftBlock)
     assert (block.rid, block.epoch, block.anchor, block.ids) == (7, 2, 2, (5, 6))
-    assert block.survival == (0.5, 0.25)
+    assert block.confidence.tolist() == [0.5, 0.25]
     assert block.q is None
 
 
@@ -40,7 +40,7 @@ def test_a_short_block_uses_only_its_own_places() -> None:
     block = read(num_draft=np.array([1], np.int32), ids=np.array([[5, 99]], np.int32))
     assert isinstance(block, DraftBlock)
     assert block.ids == (5,)
-    assert len(block.survival) == 1
+    assert len(block.confidence) == 1
 
 
 def test_q_rows_belong_to_the_sessions_that_have_them() -> None:

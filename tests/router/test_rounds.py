@@ -13,8 +13,10 @@ from cluster.errors import BadSamplingParameter, FrameError
 from cluster.wire import FINISH_STOP, Failure, Lease, Step, StepResult
 from router.blocks import DraftBlock
 from router.counters import LaneCounters
+from router.draft_lengths import DraftLengths
 from router.drafter_book import DrafterBook, DrafterRef
 from router.lane_request import Emission, Failed, LaneRequest, Phase, Retry
+from router.recalibration import Recalibrator
 from router.rounds import LaneState
 from router.throughput import ThroughputProfile
 from tests.frames import make_result, make_sampling
@@ -29,16 +31,24 @@ class Rig:
     def __init__(self, *, drafters: tuple[DrafterRef, ...] = (A,), **lease: Any) -> None:
         self.now = 100.0
         self.counters = LaneCounters()
+        self.recalibrator = Recalibrator()
         self.book = DrafterBook(bound_s=1.0)
         for ref in drafters:
             self.book.up(ref)
+        profile = ThroughputProfile(np.array([1], np.int32), np.array([0.01], np.float32))
         self.state = LaneState(
             lease=make_lease(**lease),
             fingerprint="f",
             prefill_budget=8,
-            profile=ThroughputProfile(np.array([1], np.int32), np.array([0.01], np.float32)),
+            profile=profile,
             book=self.book,
             counters=self.counters,
+            lengths=DraftLengths(
+                recalibrator=self.recalibrator,
+                profile=profile,
+                counters=self.counters,
+                explore_fraction=0.0,
+            ),
         )
 
     def add(
@@ -100,7 +110,7 @@ class Rig:
             "anchor": request.anchor,
             "digest": request.digest,
             "ids": (5,) * num_draft,
-            "survival": tuple(0.9 ** (k + 1) for k in range(num_draft)),
+            "confidence": np.full(num_draft, 0.9),
             "q": None,
         }
         return DraftBlock(**(values | changes))
@@ -348,6 +358,43 @@ def test_unbound_by_the_verifier_goes_plain_at_once() -> None:
     rig.state.apply(rig.result(step, prefilled=(1,), unbound=np.array([1, 77], np.int64)), rig.now)
     assert rig.phases() == {1: Phase.READY}
     assert rig.step().want_draft.tolist() == [0]
+
+
+def test_outcomes_are_learnt_of_the_block_that_was_in_the_step() -> None:
+    """The next block may be in hand already when the result of the last one comes."""
+    rig = Rig()
+    request = rig.add(1, sampling=make_sampling(temperature=1.0, mode="coupled"))
+    rig.prefill(1)
+    rig.state.take_block("a", rig.block(1, confidence=np.array([0.5, 0.6, 0.7, 0.8])), rig.now)
+    step = rig.step(lengths=3)
+    after = digest.extend(request.digest, [5, 7])
+    early = rig.block(1, anchor=request.anchor + 2, digest=after, confidence=np.full(4, 0.1))
+    rig.state.take_block("a", early, rig.now)
+    refused_second = {
+        "num_accepted": np.array([1], np.int32),
+        "num_emitted": np.array([2], np.int32),
+        "token_ids": np.array([5, 7], np.int32),
+        "logprobs": np.zeros(2, np.float32),
+        "anchor": np.array([request.anchor + 2], np.int32),
+        "digest": np.array([after], np.uint64),
+    }
+    rig.state.apply(rig.result(step, **refused_second), rig.now)
+    figures = rig.recalibrator.figures()
+    assert {k: v for k, v in figures.items() if k.endswith(("reported", "accepted"))} == {
+        "coupled.1.reported": pytest.approx(0.5),
+        "coupled.1.accepted": 1.0,
+        "coupled.2.reported": pytest.approx(0.6),
+        "coupled.2.accepted": 0.0,
+    }
+
+
+def test_a_row_that_does_not_follow_teaches_nothing() -> None:
+    rig = Rig()
+    rig.add(1)
+    rig.prefill(1)
+    rig.state.take_block("a", rig.block(1), rig.now)
+    rig.state.apply(rig.result(rig.step(lengths=2), digest=np.array([1], np.uint64)), rig.now)
+    assert rig.recalibrator.figures() == {}
 
 
 @pytest.mark.parametrize(

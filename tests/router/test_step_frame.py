@@ -32,7 +32,8 @@ def block(ids: tuple[int, ...], width: int) -> DraftBlock:
     support = np.array([[token, *range(20, 20 + width - 1)] for token in ids], np.int32)
     probs = np.full(support.shape, 1 / width, np.float32)
     q = SparseQ(ids=support, probs=probs)
-    return DraftBlock(rid=0, epoch=0, anchor=2, digest=0, ids=ids, survival=(0.5,) * 3, q=q)
+    confidence = np.full(len(ids), 0.5)
+    return DraftBlock(rid=0, epoch=0, anchor=2, digest=0, ids=ids, confidence=confidence, q=q)
 
 
 def pack(*planned: tuple[LaneRequest, int]) -> Step:
