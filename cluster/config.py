@@ -52,11 +52,25 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LookupConfig:
+    """Prompt lookup, the drafter without weights (``drafter.checkpoint: ngram``)."""
+
+    gamma: int = positive(8, most=64)
+    """Most tokens drafted per block."""
+    max_ngram: int = positive(8, most=64)
+    """A longer match is not looked for."""
+    min_ngram: int = positive(2, most=64)
+    """Shortest match that counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
     """The drafter pool."""
 
     checkpoint: str = "default"
-    """``default`` (shipped for the embedded target), a folder, a hub id, or ``none``."""
+    """``default`` (shipped for the embedded target), a folder, a hub id, ``ngram`` (prompt lookup,
+    for any target), or ``none``."""
+    lookup: LookupConfig = field(default_factory=LookupConfig)
     num_replicas: int = natural(1)
     num_cpus: float = positive(0.5)
     num_gpus: float = natural(0)
@@ -117,6 +131,11 @@ class RouterConfig:
     unplaced_timeout_s: float = positive(30.0)
     """After so long without any verifier in the cluster, waiting requests end with Unavailable."""
     default_mode: str = one_of("coupled", "rejection")
+    recalibrate: bool = True
+    """Correct the drafter's confidences by what becomes of its drafts here."""
+    explore_fraction: float = field(default=1 / 64, metadata={"least": 0, "most": 1.0})
+    """Share of row-rounds whose block is verified whole, whatever the schedule says, so that the
+    worth of long drafts stays known where load or low confidence has them cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +192,12 @@ def _fitting(config: Config) -> Config:
             f"cluster.member_ttl_s: {cluster.member_ttl_s} must be over "
             f"cluster.heartbeat_s, {cluster.heartbeat_s}",
             hint="a member is forgotten if it does not speak up in time",
+        )
+    lookup = config.drafter.lookup
+    if lookup.min_ngram > lookup.max_ngram:
+        raise ConfigError(
+            f"drafter.lookup.min_ngram: {lookup.min_ngram} is over "
+            f"drafter.lookup.max_ngram, {lookup.max_ngram}"
         )
     if verifier.kv_tokens < verifier.kv_block_tokens:
         raise ConfigError(

@@ -12,28 +12,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Literal
 
-import torch
 from torch import Tensor
 
+from cluster.autoregressive_checkpoint import load_autoregressive_spec
+from cluster.autoregressive_config import is_autoregressive
+from cluster.checkpoint_checks import (
+    check_shape,
+    check_target,
+    check_tensors,
+    read_d2t,
+    target_config,
+)
 from cluster.drafter_config import is_speculators, parse_config
-from cluster.drafter_spec import DrafterSpec
-from cluster.errors import CheckpointError
+from cluster.drafter_spec import AutoregressiveSpec, DrafterSpec
 from cluster.tensor_folder import TensorFolder, read_json
 
-_UNUSED: Final = frozenset({"verifier_norm.weight", "verifier_lm_head.weight"})
-"""Copies of the target's tensors that speculators trains against and may have saved."""
+__all__ = [
+    "DrafterCheckpoint",
+    "Projection",
+    "checkpoint_kind",
+    "load_projection",
+    "load_spec",
+    "open_checkpoint",
+    "target_config",
+    "tensor_shapes",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Projection:
-    """The two tensors that turn raw features into ``H_ctx`` (paper equation 2)."""
+    """What turns raw features into the rows that are shipped (paper equation 2)."""
 
     fc: Tensor
     """[D, F], no bias."""
-    hidden_norm: Tensor
-    """[D], scale of the RMS norm that follows."""
+    hidden_norm: Tensor | None
+    """[D], scale of the RMS norm that follows; None where the drafter norms by itself."""
     rms_norm_eps: float
     target_layer_ids: tuple[int, ...]
     """In the order in which their outputs are concatenated."""
@@ -52,6 +67,15 @@ class DrafterCheckpoint:
     """[W] int64, target id of each draft id."""
 
 
+def checkpoint_kind(path: Path) -> Literal["dspark", "autoregressive"]:
+    """Which architecture a drafter folder holds; DFlash is DSpark without a sequential head.
+
+    Raises:
+        ModelNotFound: no such folder or ``config.json``.
+    """
+    return "autoregressive" if is_autoregressive(read_json(path / "config.json")) else "dspark"
+
+
 def load_spec(path: Path, target: Path | None = None) -> DrafterSpec:
     """Shape of the drafter in a folder; with ``target``, checked against that model.
 
@@ -62,18 +86,25 @@ def load_spec(path: Path, target: Path | None = None) -> DrafterSpec:
     config = read_json(path / "config.json")
     if target is None:
         return parse_config(config)
-    return parse_config(config, num_target_layers=_check_target(config, path, target))
+    return parse_config(config, num_target_layers=check_target(config, path, target))
 
 
 def load_projection(path: Path, target: Path | None = None) -> Projection:
     """The verifier's part of a checkpoint, in the dtype of the file. Raises like `load_spec`."""
-    spec = load_spec(path, target)
+    spec: DrafterSpec | AutoregressiveSpec
+    if checkpoint_kind(path) == "autoregressive":
+        spec = load_autoregressive_spec(path, target)
+    else:
+        spec = load_spec(path, target)
     tensors = TensorFolder(path)
-    _check_shape(tensors, "fc.weight", (spec.hidden_size, spec.feature_width))
-    _check_shape(tensors, "hidden_norm.weight", (spec.hidden_size,))
+    check_shape(tensors, "fc.weight", (spec.hidden_size, spec.feature_width))
+    hidden_norm = None
+    if isinstance(spec, DrafterSpec):
+        check_shape(tensors, "hidden_norm.weight", (spec.hidden_size,))
+        hidden_norm = tensors.get("hidden_norm.weight")
     return Projection(
         fc=tensors.get("fc.weight"),
-        hidden_norm=tensors.get("hidden_norm.weight"),
+        hidden_norm=hidden_norm,
         rms_norm_eps=spec.rms_norm_eps,
         target_layer_ids=spec.target_layer_ids,
         hidden_size=spec.hidden_size,
@@ -85,23 +116,10 @@ def open_checkpoint(path: Path, target: Path | None = None) -> DrafterCheckpoint
     """Open a checkpoint and check every tensor's name and shape. Raises like `load_spec`."""
     spec = load_spec(path, target)
     tensors = TensorFolder(path)
-    expected = tensor_shapes(spec)
-    shared = {
-        "embed_tokens.weight": (spec.vocab_size, spec.hidden_size),
-        "lm_head.weight": (spec.draft_vocab_size, spec.hidden_size),
-    }
-    for name, shape in expected.items():
-        _check_shape(tensors, name, shape)
-    for name, shape in shared.items():
-        if name in tensors:
-            _check_shape(tensors, name, shape)
-    known = expected.keys() | shared.keys() | _UNUSED | {"d2t", "t2d"}
-    for name in tensors.shapes:
-        if name not in known:
-            raise CheckpointError(f"{path}: tensor {name!r} has no place in this architecture")
+    check_tensors(tensors, tensor_shapes(spec), spec)
     offsets = is_speculators(read_json(path / "config.json"))
     return DrafterCheckpoint(
-        path=path, spec=spec, tensors=tensors, d2t=_read_d2t(spec, tensors, offsets=offsets)
+        path=path, spec=spec, tensors=tensors, d2t=read_d2t(spec, tensors, offsets=offsets)
     )
 
 
@@ -145,71 +163,3 @@ def tensor_shapes(spec: DrafterSpec) -> dict[str, tuple[int, ...]]:
         )
         shapes["confidence_head.proj.bias"] = (1,)
     return shapes
-
-
-def target_config(target: Path) -> dict[str, Any]:
-    """The text model's part of a target's ``config.json``. Raises like `read_json`."""
-    config = read_json(target / "config.json")
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
-
-
-def _check_target(config: dict[str, Any], path: Path, target: Path) -> int:
-    """Refuse a drafter that was not made for this target. Returns the target's number of layers."""
-    model = target_config(target)
-    nested = config.get("transformer_layer_config")
-    decoder = nested if isinstance(nested, dict) else config
-    layers = model.get("num_hidden_layers")
-    pairs = [
-        ("vocab_size", decoder.get("vocab_size"), model.get("vocab_size")),
-        ("hidden_size", decoder.get("hidden_size"), model.get("hidden_size")),
-        ("num_target_layers", config.get("num_target_layers", layers), layers),
-    ]
-    for name, of_drafter, of_target in pairs:
-        if of_drafter != of_target:
-            raise CheckpointError(
-                f"{name}: drafter {path} was made for {of_drafter}, "
-                f"target {target} has {of_target}",
-                hint="a drafter only fits the target that it was trained with",
-            )
-    if not isinstance(layers, int):
-        raise CheckpointError(f"num_hidden_layers: missing in {target / 'config.json'}")
-    return layers
-
-
-def _check_shape(tensors: TensorFolder, name: str, shape: tuple[int, ...]) -> None:
-    if name not in tensors:
-        raise CheckpointError(f"{tensors.path} has no tensor {name!r}")
-    if tensors.shapes[name] != shape:
-        raise CheckpointError(
-            f"{tensors.path}: tensor {name!r} has shape {tensors.shapes[name]}, "
-            f"the configuration asks for {shape}"
-        )
-
-
-def _read_d2t(spec: DrafterSpec, tensors: TensorFolder, *, offsets: bool) -> Tensor:
-    identity = torch.arange(spec.draft_vocab_size)
-    if "d2t" not in tensors:
-        if spec.draft_vocab_size != spec.vocab_size:
-            raise CheckpointError(
-                f"{tensors.path} has no tensor 'd2t', which draft_vocab_size "
-                f"{spec.draft_vocab_size} of {spec.vocab_size} needs"
-            )
-        return identity
-    _check_shape(tensors, "d2t", (spec.draft_vocab_size,))
-    raw = tensors.get("d2t")
-    if raw.is_floating_point() or raw.dtype == torch.bool:
-        raise CheckpointError(f"{tensors.path}: tensor 'd2t' is {raw.dtype}, expected integers")
-    d2t = raw.long() + identity if offsets else raw.long()
-    if int(d2t.min()) < 0 or int(d2t.max()) >= spec.vocab_size:
-        raise CheckpointError(
-            f"{tensors.path}: 'd2t' names ids outside the target's vocabulary of {spec.vocab_size}"
-        )
-    if len(set(d2t.tolist())) != d2t.numel():
-        raise CheckpointError(f"{tensors.path}: 'd2t' names a target id twice")
-    if "t2d" in tensors:
-        _check_shape(tensors, "t2d", (spec.vocab_size,))
-        marked = tensors.get("t2d").bool()
-        if int(marked.sum()) != d2t.numel() or not bool(marked[d2t].all()):
-            raise CheckpointError(f"{tensors.path}: 't2d' and 'd2t' disagree")
-    return d2t

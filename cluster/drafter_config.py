@@ -13,25 +13,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cluster.config_fields import Fields
+from cluster.decoder_fields import (
+    IRRELEVANT,
+    MAX_POSITIONS,
+    read_heads,
+    read_layer_ids,
+    read_rope_theta,
+    refuse_unsupported,
+)
 from cluster.drafter_spec import DrafterSpec, HeadKind
 
-_IRRELEVANT: Final = frozenset(
-    {
-        # who wrote the file, and how transformers shall run it
-        "architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "auto_map",
-        "_name_or_path", "name_or_path", "_attn_implementation", "_attn_implementation_autoset",
-        "attn_implementation", "return_dict", "output_hidden_states", "output_attentions",
-        "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "problem_type",
-        # training
-        "initializer_range", "attention_dropout", "num_anchors", "max_anchors", "pretraining_tp",
-        # generation, which is not the drafter's business
-        "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
-    }
-)  # fmt: skip
-"""Keys that do not change what a drafter computes."""
 _HEADS: Final[dict[str, HeadKind]] = {"vanilla": "vanilla", "gated": "gated", "rnn": "rnn"}
-_MAX_POSITIONS: Final = {"qwen3": 32768, "llama": 2048}
-"""``max_position_embeddings`` where transformers left the class's default out of the file."""
 
 
 def parse_config(config: Mapping[str, Any], *, num_target_layers: int | None = None) -> DrafterSpec:
@@ -83,13 +75,13 @@ def _parse_deepspec(top: Fields, num_target_layers: int | None) -> DrafterSpec:
         confidence_with_markov=top.boolean(
             "confidence_head_with_markov", None if with_confidence else False
         ),
-        target_layer_ids=_layer_ids(top, "target_layer_ids", offset=0, limit=recorded),
+        target_layer_ids=read_layer_ids(top, "target_layer_ids", offset=0, limit=recorded),
         num_target_layers=recorded,
         draft_vocab_size=top.positive("draft_vocab_size", top.positive("vocab_size")),
         sample_from_anchor=top.boolean("sample_from_anchor", True),
         bidirectional=top.boolean("sliding_window_non_causal", True),
     )
-    top.finish(_IRRELEVANT)
+    top.finish(IRRELEVANT)
     return spec
 
 
@@ -102,10 +94,10 @@ def _parse_speculators(top: Fields, num_target_layers: int | None) -> DrafterSpe
         if not dspark and top.has(key):
             top.refuse(key, "a dflash speculator has no such head")
     decoder = top.section("transformer_layer_config")
-    if decoder.text("model_type", "qwen3") not in _MAX_POSITIONS:
+    if decoder.text("model_type", "qwen3") not in MAX_POSITIONS:
         decoder.refuse("model_type", f"{decoder.raw('model_type')!r} is not supported")
     key = "aux_hidden_state_layer_ids"
-    layer_ids = _layer_ids(top, key, offset=1, limit=num_target_layers)
+    layer_ids = read_layer_ids(top, key, offset=1, limit=num_target_layers)
     if max(layer_ids) + 1 == num_target_layers:
         top.refuse(
             key,
@@ -130,8 +122,8 @@ def _parse_speculators(top: Fields, num_target_layers: int | None) -> DrafterSpe
     )
     # Provenance, and whether the target (not the drafter) shares its embeddings with its head.
     provenance = {"speculators_version", "speculators_config", "tie_word_embeddings"}
-    top.finish(_IRRELEVANT | provenance)
-    decoder.finish(_IRRELEVANT | {"tie_word_embeddings"})
+    top.finish(IRRELEVANT | provenance)
+    decoder.finish(IRRELEVANT | {"tie_word_embeddings"})
     return spec
 
 
@@ -152,8 +144,8 @@ def _build(
     """Read what both formats share, and check that it fits together."""
     hidden, vocab = decoder.positive("hidden_size"), decoder.positive("vocab_size")
     qwen = decoder.raw("model_type") in (None, "qwen3")
-    heads, kv_heads, head_dim = _heads(decoder, hidden, qwen=qwen)
-    _refuse_unsupported(decoder)
+    heads, kv_heads, head_dim = read_heads(decoder, hidden, qwen=qwen)
+    refuse_unsupported(decoder)
     if top.raw("target_hidden_size") not in (None, hidden):
         top.refuse(
             "target_hidden_size",
@@ -169,7 +161,7 @@ def _build(
         top.refuse("confidence_head_with_markov", "true needs markov_rank > 0")
     layers = decoder.positive("num_hidden_layers")
     gamma = _gamma(top, head, sample_from_anchor=sample_from_anchor)
-    default_positions = _MAX_POSITIONS["qwen3" if qwen else "llama"]
+    default_positions = MAX_POSITIONS["qwen3" if qwen else "llama"]
     max_positions = decoder.positive("max_position_embeddings", default_positions)
     if max_positions <= gamma + 1:
         decoder.refuse("max_position_embeddings", f"{max_positions} has no room for a block")
@@ -181,7 +173,7 @@ def _build(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=decoder.number("rms_norm_eps", 1e-6),
-        rope_theta=_rope_theta(decoder),
+        rope_theta=read_rope_theta(decoder),
         max_position_embeddings=max_positions,
         gamma=gamma,
         mask_token_id=mask,
@@ -200,26 +192,6 @@ def _build(
     )
 
 
-def _heads(decoder: Fields, hidden: int, *, qwen: bool) -> tuple[int, int, int]:
-    """Query heads, key/value heads, head dimension."""
-    heads = decoder.positive("num_attention_heads")
-    kv_heads = decoder.positive("num_key_value_heads", heads)
-    if heads % kv_heads:
-        decoder.refuse("num_key_value_heads", f"{kv_heads} does not divide {heads} query heads")
-    head_dim = decoder.positive("head_dim", 128 if qwen else hidden // heads)
-    if head_dim % 2:
-        decoder.refuse("head_dim", f"{head_dim} is odd, rotary positions need pairs")
-    return heads, kv_heads, head_dim
-
-
-def _refuse_unsupported(decoder: Fields) -> None:
-    if decoder.text("hidden_act", "silu") != "silu":
-        decoder.refuse("hidden_act", f"{decoder.raw('hidden_act')!r}, only 'silu' is supported")
-    for key in ("attention_bias", "mlp_bias"):
-        if decoder.boolean(key, False):
-            decoder.refuse(key, "true is not supported")
-
-
 def _gamma(top: Fields, head: HeadKind, *, sample_from_anchor: bool) -> int:
     """Draft tokens of a block of ``block_size`` slots."""
     block = top.positive("block_size")
@@ -234,22 +206,6 @@ def _gamma(top: Fields, head: HeadKind, *, sample_from_anchor: bool) -> int:
             hint="the recurrent state would have to start at the anchor's unused slot",
         )
     return block - 1
-
-
-def _rope_theta(decoder: Fields) -> float:
-    """Base of plain rotary positions, in transformers' new (``rope_parameters``) or old layout."""
-    scaling = decoder.raw("rope_scaling")
-    if scaling not in (None, {}, {"rope_type": "default"}):
-        decoder.refuse("rope_scaling", f"{scaling!r} is not supported, only null is")
-    theta = decoder.number("rope_theta", 10000.0)
-    if not decoder.has("rope_parameters"):
-        return theta
-    rope = decoder.section("rope_parameters")
-    if rope.text("rope_type", "default") != "default":
-        rope.refuse("rope_type", f"{rope.raw('rope_type')!r}, only 'default' is supported")
-    theta = rope.number("rope_theta", theta)
-    rope.finish()
-    return theta
 
 
 def _sliding_windows(decoder: Fields, num_layers: int, *, qwen: bool) -> tuple[int | None, ...]:
@@ -274,18 +230,6 @@ def _sliding_windows(decoder: Fields, num_layers: int, *, qwen: bool) -> tuple[i
                 hint="sliding_window is null or use_sliding_window is not true",
             )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _layer_ids(top: Fields, key: str, *, offset: int, limit: int | None) -> tuple[int, ...]:
-    listed = top.integers(key)
-    if len(set(listed)) != len(listed):
-        top.refuse(key, f"{listed} names a layer twice")
-    layer_ids = tuple(number - offset for number in listed)
-    if min(layer_ids) < 0:
-        top.refuse(key, f"{min(listed)} taps the embeddings, which is not supported")
-    if limit is not None and max(layer_ids) >= limit:
-        top.refuse(key, f"{max(listed)} is outside a target of {limit} layers")
-    return layer_ids
 
 
 def _head(top: Fields, rank: int, default: str | None) -> HeadKind:

@@ -7,6 +7,7 @@
     │   ├── TokenOutOfVocabulary                                an id the model does not have
     │   └── BadSamplingParameter                                e.g. a negative temperature
     ├── Unsupported                  UNIMPLEMENTED        501   valid, but this engine cannot do it
+    ├── PromptFileError              INVALID_ARGUMENT     400   prompts missing or malformed
     ├── ModelNotFound                NOT_FOUND            404   no such model, folder or request
     ├── ModelStoreError              FAILED_PRECONDITION  500   fetch or conversion failed
     │   └── HashMismatch                                        bytes are not the pinned ones
@@ -85,6 +86,13 @@ class Unsupported(DSparkError):
 
     grpc_code = "UNIMPLEMENTED"
     http_status = 501
+
+
+class PromptFileError(DSparkError, ValueError):
+    """A file of prompts is missing, empty or malformed; names the line."""
+
+    grpc_code = "INVALID_ARGUMENT"
+    http_status = 400
 
 
 class ModelNotFound(DSparkError):

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.config import LookupConfig
+from cluster.drafter_spec import DrafterSource
 from cluster.errors import CheckpointError, ModelNotFound
 
 _COSMETIC: Final = frozenset({"transformers_version", "_name_or_path"})
@@ -44,6 +46,18 @@ def folder_fingerprint(path: Path) -> str:
     for file in weights:
         _add_weights(digest, file)
     return digest.hexdigest()[:32]
+
+
+def drafter_fingerprint(source: DrafterSource | None, lookup: LookupConfig) -> str:
+    """Fingerprint of a drafter: of its folder, or of prompt lookup's settings; empty for none.
+
+    Raises like `folder_fingerprint`.
+    """
+    if source is None:
+        return ""
+    if isinstance(source, Path):
+        return folder_fingerprint(source)
+    return f"ngram-{lookup.min_ngram}-{lookup.max_ngram}-{lookup.gamma}"
 
 
 def _canonical_config(path: Path) -> bytes:

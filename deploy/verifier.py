@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config import Config
 from cluster.errors import Unsupported
-from cluster.fingerprint import folder_fingerprint
+from cluster.fingerprint import drafter_fingerprint
 from deploy import replica
 
 if TYPE_CHECKING:  # heavy imports, and threads must be set before them
@@ -30,13 +31,18 @@ class VerifierReplica:
         from verifier_service.torch_engine import load_engine
 
         target, drafter = replica.folders(config)
-        engine = load_engine(target, model=config.model, verifier=config.verifier, drafter=drafter)
+        engine = load_engine(
+            target,
+            model=config.model,
+            verifier=config.verifier,
+            drafter=drafter if isinstance(drafter, Path) else None,
+        )
         return VerifierNode(
             member_id=replica.member_id("verifier"),
             engine=engine,
             config=config,
             directory=replica.directory(config),
-            drafter=folder_fingerprint(drafter) if drafter else "",
+            drafter=drafter_fingerprint(drafter, config.drafter.lookup),
             host=replica.data_host(config),
         )
 

@@ -59,7 +59,7 @@ class BlockAttention:
         self._groups = {
             window: [
                 _group(spec, kv.device, sessions[part], part, window)
-                for part in _similar([min(n, window or n) for n in lengths])
+                for part in similar([min(n, window or n) for n in lengths])
             ]
             for window in set(spec.sliding_windows)
         }
@@ -85,7 +85,7 @@ class BlockAttention:
         return mixed.flatten(2, 3).flatten(0, 1)
 
 
-def _similar(lengths: Sequence[int]) -> list[slice]:
+def similar(lengths: Sequence[int]) -> list[slice]:
     """Cut a rising sequence so that no part's longest exceeds twice its shortest by much."""
     parts, start = [], 0
     for index, length in enumerate(lengths):

@@ -63,11 +63,11 @@ class DraftAttention(nn.Module):
 class DraftMLP(nn.Module):
     """SwiGLU feed-forward."""
 
-    def __init__(self, spec: DrafterSpec) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x_ND: Tensor) -> Tensor:
         out: Tensor = self.down_proj(functional.silu(self.gate_proj(x_ND)) * self.up_proj(x_ND))
@@ -80,7 +80,7 @@ class DraftLayer(nn.Module):
     def __init__(self, spec: DrafterSpec) -> None:
         super().__init__()
         self.self_attn = DraftAttention(spec)
-        self.mlp = DraftMLP(spec)
+        self.mlp = DraftMLP(spec.hidden_size, spec.intermediate_size)
         self.input_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
 
@@ -116,7 +116,8 @@ class DSparkModel(nn.Module):
         self.layers = nn.ModuleList(DraftLayer(spec) for _ in range(spec.num_layers))
         self.norm = RMSNorm(width, spec.rms_norm_eps)
         self.markov_head = SequentialHead(spec) if spec.markov_rank else None
-        self.confidence_head = ConfidenceHead(spec) if spec.has_confidence else None
+        rank = spec.markov_rank if spec.confidence_with_markov else 0
+        self.confidence_head = ConfidenceHead(width, rank) if spec.has_confidence else None
         self.register_buffer("d2t", torch.arange(spec.draft_vocab_size), persistent=False)
 
     def project(self, features_NF: Tensor) -> Tensor:

@@ -9,45 +9,21 @@ Shape legend: S sessions, N rows of all sessions, D hidden size, G gamma.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.linear import pack_linears
-from cluster.wire import Commit, Open, Release
 from drafter_service.attention import BlockAttention
 from drafter_service.backbone import DSparkModel
+from drafter_service.calibration.calibration import Calibration
 from drafter_service.draft_kv import DraftKV
-from drafter_service.drafter import Drafted, DrafterLimits, DraftOutcome, Work
+from drafter_service.drafter import DrafterLimits, DraftOutcome, Work
 from drafter_service.sampling import Block, sample_blocks
-from drafter_service.sessions import DraftSession, Key, SessionCounters, SessionTable
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewRows:
-    """Projected rows that one commit added to a session."""
-
-    session: DraftSession
-    first_position: int
-    features: Tensor
-    """[N, D]."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Staged:
-    """What a batch has to do for one session."""
-
-    session: DraftSession
-    rows: list[NewRows] = field(default_factory=list)
-    want_draft: bool = False
+from drafter_service.sessions import DraftSession, SessionCounters, SessionTable
+from drafter_service.staging import Computed, NewRows, Staged, run_batch
 
 
 class DraftEngine:
@@ -58,6 +34,10 @@ class DraftEngine:
             can neither be trained nor saved afterwards.
         max_sessions, max_session_tokens, idle_session_s, busy_s: see `SessionTable`.
         q_top_k: width of the sparse q in rejection mode.
+        calibration: of the model's confidence; None reports it raw.
+
+    Raises:
+        CheckpointError: a calibration of blocks of another length.
     """
 
     def __init__(
@@ -69,12 +49,16 @@ class DraftEngine:
         idle_session_s: float,
         q_top_k: int,
         busy_s: float = 1.0,
+        calibration: Calibration | None = None,
     ) -> None:
+        if calibration is not None:
+            calibration.check(model.spec.gamma)
         self.model = model
         self.spec = model.spec
         self._device = model.embed_tokens.weight.device
         self._dtype = model.embed_tokens.weight.dtype
         self._q_top_k = q_top_k
+        self._calibration = calibration
         self.sessions = SessionTable(
             max_sessions=max_sessions,
             max_tokens=max_session_tokens,
@@ -112,31 +96,22 @@ class DraftEngine:
     @torch.inference_mode()
     def run(self, work: Sequence[Work], now_s: float) -> DraftOutcome:
         """See `drafter_service.drafter.Drafter.run`."""
-        staged: dict[Key, _Staged] = {}
-        drafted: tuple[Drafted, ...] = ()
+        return run_batch(self.sessions, work, now_s, self._compute)
+
+    def _compute(self, staged: Sequence[Staged]) -> Computed:
+        """Take in new rows, then draft for whoever asked."""
+        self.extend([rows for one in staged for rows in one.rows])
+        wanted = [one.session for one in staged if one.want_draft]
         block: Block | None = None
-        try:
-            self._advance(work, now_s, staged)
-            alive = [one for one in staged.values() if self._is_live(one.session)]
-            self.extend([rows for one in alive for rows in one.rows])
-            wanted = [one.session for one in alive if one.want_draft]
-            if wanted:
-                hidden_SGD = self.block_hidden(wanted)
-                sound = self._lose_broken(wanted, hidden_SGD)
-                wanted = [wanted[i] for i in sound]
-                block = self._sample(wanted, hidden_SGD[sound]) if wanted else None
-                drafted = tuple(map(_describe, wanted))
-        except Exception:  # an allocation that failed, say: other sessions and the replica live on
-            logger.exception("a draft batch of %d sessions failed", len(staged))
-            drafted, block = (), None
-            for one in staged.values():
-                self.sessions.counters.failed += 1
-                self.sessions.lose(one.session, "error while drafting")
-        return DraftOutcome(
-            drafted=drafted,
+        if wanted:
+            hidden_SGD = self.block_hidden(wanted)
+            sound = self._lose_broken(wanted, hidden_SGD)
+            wanted = [wanted[i] for i in sound]
+            block = self._sample(wanted, hidden_SGD[sound]) if wanted else None
+        return Computed(
+            sessions=wanted,
             block=block,
-            num_draft=np.full(len(drafted), self.spec.gamma, np.int32),
-            lost=self.sessions.take_lost(),
+            num_draft=np.full(len(wanted), self.spec.gamma, np.int32),
         )
 
     @torch.inference_mode()
@@ -196,6 +171,7 @@ class DraftEngine:
             [s.covered for s in sessions],
             [s.sampling for s in sessions],
             q_top_k=self._q_top_k,
+            calibration=self._calibration,
         )
 
     def _lose_broken(self, sessions: Sequence[DraftSession], hidden_SGD: Tensor) -> list[int]:
@@ -206,63 +182,3 @@ class DraftEngine:
                 self.sessions.counters.failed += 1
                 self.sessions.lose(session, "features gave hidden states that are not finite")
         return [index for index, is_sound in enumerate(sound) if is_sound]
-
-    def _advance(self, work: Sequence[Work], now_s: float, staged: dict[Key, _Staged]) -> None:
-        """Bookkeeping of a batch, in order; rows to compute end up in ``staged``."""
-        for item in work:
-            frame = item.frame
-            if isinstance(frame, Open):
-                self.sessions.open(frame, item.owner, now_s)
-            elif isinstance(frame, Commit):
-                self._stage(frame, item.owner, now_s, staged)
-            elif isinstance(frame, Release):
-                self.sessions.release(frame.lane_id, frame.rid.tolist(), item.owner)
-            else:
-                self.sessions.hang_up(item.owner)
-        self.sessions.expire(now_s)
-
-    def _stage(self, frame: Commit, owner: int, now_s: float, staged: dict[Key, _Staged]) -> None:
-        """Advance the sessions of one commit and note their rows."""
-        features_TD = to_tensor(frame.features)
-        stops = np.cumsum(frame.num_rows)
-        for index, stop in enumerate(stops.tolist()):
-            start = stop - int(frame.num_rows[index])
-            key = (frame.lane_id, int(frame.rid[index]))
-            first = int(frame.first_position[index])
-            session = self.sessions.commit(
-                key=key,
-                epoch=int(frame.epoch[index]),
-                owner=owner,
-                first_position=first,
-                ids=frame.ids[start:stop].tolist(),
-                digest_after=int(frame.digest[index]),
-                now_s=now_s,
-            )
-            if session is None:
-                continue
-            one = staged.get(key)
-            if one is None or one.session is not session:
-                one = staged[key] = _Staged(session=session)
-            one.rows.append(
-                NewRows(session=session, first_position=first, features=features_TD[start:stop])
-            )
-            one.want_draft = bool(frame.want_draft[index])
-
-    def _is_live(self, session: DraftSession) -> bool:
-        return self.sessions.get(session.lane_id, session.rid) is session
-
-
-def to_tensor(features: NDArray[Any]) -> Tensor:
-    """Rows as they crossed the wire: ``f4``, ``f2``, or ``u2`` for the bits of bfloat16."""
-    rows = torch.from_numpy(features.copy())
-    return rows.view(torch.bfloat16) if features.dtype == np.uint16 else rows
-
-
-def _describe(session: DraftSession) -> Drafted:
-    return Drafted(
-        lane_id=session.lane_id,
-        rid=session.rid,
-        epoch=session.epoch,
-        anchor=session.covered,
-        digest=session.digest,
-    )

@@ -58,10 +58,11 @@ class SequentialHead(nn.Module):
 class ConfidenceHead(nn.Module):
     """Logit of ``c_k`` (equation 7): will token k survive, given that all before it did."""
 
-    def __init__(self, spec: DrafterSpec) -> None:
+    def __init__(self, hidden_size: int, markov_rank: int) -> None:
         super().__init__()
-        self.with_markov = spec.confidence_with_markov
-        self.proj = nn.Linear(spec.hidden_size + (spec.markov_rank if self.with_markov else 0), 1)
+        self.with_markov = markov_rank > 0
+        """Whether it also sees the sequential head's embedding, of this rank."""
+        self.proj = nn.Linear(hidden_size + markov_rank, 1)
 
     def forward(self, hidden_ND: Tensor, embedding_NR: Tensor | None) -> Tensor:
         """Confidence logits [N] from block hidden states and ``W1[x_{k-1}]``."""

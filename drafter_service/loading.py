@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,10 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cluster.drafter_checkpoint import open_checkpoint, target_config, tensor_shapes
-from cluster.drafter_spec import DrafterSpec
+from cluster.drafter_spec import AutoregressiveSpec, DrafterSpec
 from cluster.errors import CheckpointError
 from cluster.tensor_folder import TensorFolder
+from drafter_service.autoregressive.model import AutoregressiveModel
 from drafter_service.backbone import DSparkModel
+from drafter_service.calibration.calibration_file import remove_stale_calibration
 
 _EMBEDDINGS: Final = "embed_tokens.weight"
 _LM_HEAD: Final = "lm_head.weight"
@@ -51,17 +54,7 @@ def load_drafter(
     opened = open_checkpoint(checkpoint, target)
     spec, source = opened.spec, opened.tensors
     weights = {name: source.get(name).to(device, dtype) for name in tensor_shapes(spec)}
-    shared = _TargetTensors(target, spec)
-    if _EMBEDDINGS in source:
-        weights[_EMBEDDINGS] = source.get(_EMBEDDINGS).to(device, dtype)
-    else:
-        weights[_EMBEDDINGS] = shared.embeddings().to(device, dtype)
-    if _LM_HEAD in source:
-        weights[_LM_HEAD] = source.get(_LM_HEAD).to(device, dtype)
-    elif _is_identity(opened.d2t, spec) and shared.tied and _EMBEDDINGS not in source:
-        weights[_LM_HEAD] = weights[_EMBEDDINGS]
-    else:
-        weights[_LM_HEAD] = shared.lm_head()[opened.d2t].to(device, dtype)
+    weights |= shared_weights(source, opened.d2t, spec, target, device=device, dtype=dtype)
     with torch.device("meta"):
         model = DSparkModel(spec)
     model.load_state_dict(weights, strict=True, assign=True)
@@ -74,6 +67,8 @@ def load_drafter(
 def save_drafter(model: DSparkModel, folder: Path, *, dtype: torch.dtype | None = None) -> None:
     """Write a drafter in the DeepSpec format, without the target's embeddings and LM head.
 
+    A calibration in the folder that was fitted to other weights is deleted.
+
     Args:
         folder: made if missing; each file is replaced at once, so a reader sees old or new.
         dtype: of the floating-point tensors; None keeps the model's own.
@@ -82,18 +77,70 @@ def save_drafter(model: DSparkModel, folder: Path, *, dtype: torch.dtype | None 
         CheckpointError: the format has no room for this drafter (two different window sizes).
     """
     config = deepspec_config(model.spec)
+    write_checkpoint(model, tensor_shapes(model.spec), config, folder, dtype=dtype)
+
+
+def shared_weights(
+    source: TensorFolder,
+    d2t: Tensor,
+    spec: DrafterSpec | AutoregressiveSpec,
+    target: Path,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Embeddings and LM head: the checkpoint's own where it brings them, else the target's.
+
+    Raises:
+        CheckpointError: the target lacks one that is needed, or has it in another size.
+    """
+    shared = TargetTensors(target, spec)
+    weights = {}
+    if _EMBEDDINGS in source:
+        weights[_EMBEDDINGS] = source.get(_EMBEDDINGS).to(device, dtype)
+    else:
+        weights[_EMBEDDINGS] = shared.embeddings().to(device, dtype)
+    if _LM_HEAD in source:
+        weights[_LM_HEAD] = source.get(_LM_HEAD).to(device, dtype)
+    elif _is_identity(d2t, spec) and shared.tied and _EMBEDDINGS not in source:
+        weights[_LM_HEAD] = weights[_EMBEDDINGS]
+    else:
+        weights[_LM_HEAD] = shared.lm_head()[d2t].to(device, dtype)
+    return weights
+
+
+def write_checkpoint(
+    model: DSparkModel | AutoregressiveModel,
+    names: Iterable[str],
+    config: dict[str, Any],
+    folder: Path,
+    *,
+    dtype: torch.dtype | None,
+) -> None:
+    """Write these tensors of a model, its ``d2t`` where it needs one, and the configuration."""
     state = model.state_dict()
-    tensors = {name: _stored(state[name], dtype) for name in tensor_shapes(model.spec)}
+    tensors = {name: _stored(state[name], dtype) for name in names}
     if not _is_identity(model.d2t, model.spec):
         tensors["d2t"] = model.d2t.detach().to("cpu", torch.int64)
-    config["dtype"] = str(tensors["fc.weight"].dtype).removeprefix("torch.")
+    config = {**config, "dtype": str(tensors["fc.weight"].dtype).removeprefix("torch.")}
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "model.safetensors.partial"
-    save_file(tensors, partial, metadata={"format": "pt"})
-    os.replace(partial, folder / "model.safetensors")
-    partial = folder / "config.json.partial"
-    partial.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    os.replace(partial, folder / "config.json")
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    _replace(
+        folder / "model.safetensors",
+        lambda partial: save_file(tensors, partial, metadata={"format": "pt"}),
+    )
+    _replace(folder / "config.json", lambda partial: partial.write_text(text))
+    remove_stale_calibration(folder)
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Put a file in its place at once; a failed write leaves nothing behind."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def deepspec_config(spec: DrafterSpec) -> dict[str, Any]:
@@ -147,7 +194,7 @@ def deepspec_config(spec: DrafterSpec) -> dict[str, Any]:
     return config
 
 
-def _is_identity(d2t: Tensor, spec: DrafterSpec) -> bool:
+def _is_identity(d2t: Tensor, spec: DrafterSpec | AutoregressiveSpec) -> bool:
     """Whether draft ids are target ids."""
     return spec.draft_vocab_size == spec.vocab_size and bool(
         (d2t == torch.arange(spec.vocab_size, device=d2t.device)).all()
@@ -159,10 +206,10 @@ def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.contiguous().clone()
 
 
-class _TargetTensors:
+class TargetTensors:
     """The two tensors that a drafter shares with its target, read only if asked for."""
 
-    def __init__(self, target: Path, spec: DrafterSpec) -> None:
+    def __init__(self, target: Path, spec: DrafterSpec | AutoregressiveSpec) -> None:
         self._path = target
         self._shape = (spec.vocab_size, spec.hidden_size)
         self._folder: TensorFolder | None = None

@@ -10,7 +10,9 @@ drawn token into a bias on the next position. Sessions of all kinds go through o
 
 Confidence ``c_k`` is the head's (equation 7). A drafter without one reports the largest
 probability of its law at k instead. Both depend on x_<k only; the probability of the drawn x_k
-would be a sharper guess, and would make the schedule of rejection mode inexact.
+would be a sharper guess, and would make the schedule of rejection mode inexact. A calibration
+scales the logit of either by the request's regime and k (paper section 3.2.1); it never changes
+what is drawn.
 
 Shape legend: S sessions, G gamma, D draft hidden size, V draft vocabulary, C candidates, K width
 of the shipped q, Q sessions that ship one.
@@ -30,6 +32,7 @@ from torch import Tensor
 from cluster.noise import KEYED, Randomness, Stream, gumbel
 from cluster.wire import F32, I32, U8, Sampling
 from drafter_service.backbone import DSparkModel
+from drafter_service.calibration.calibration import Calibration
 
 NUM_CANDIDATES: Final = 64
 """Likeliest draft tokens that coupled mode perturbs. Any number is exact; more match more often."""
@@ -54,6 +57,7 @@ def sample_blocks(
     samplings: Sequence[Sampling],
     *,
     q_top_k: int,
+    calibration: Calibration | None = None,
     randomness: Randomness = KEYED,
 ) -> Block:
     """Draw one block per session.
@@ -66,10 +70,19 @@ def sample_blocks(
         samplings: parameters of each session's request.
         q_top_k: most entries of a shipped q row; the width is smaller for a small draft
             vocabulary.
+        calibration: of the drafter's confidence; None reports it raw.
     """
     num_sessions, gamma, _ = hidden_SGD.shape
     base_SGV = model.lm_head(hidden_SGD)
-    draw = _Draw(base_SGV, anchor_positions_S, samplings, q_top_k, randomness)
+    draw = Draw(
+        anchor_positions_S,
+        samplings,
+        gamma=gamma,
+        vocab_size=base_SGV.shape[2],
+        q_top_k=q_top_k,
+        device=base_SGV.device,
+        randomness=randomness,
+    )
     previous_S = torch.as_tensor(np.asarray(anchor_ids_S, np.int64), device=hidden_SGD.device)
     head = model.markov_head
     state_SR = head.initial_state(num_sessions) if head is not None else None
@@ -85,27 +98,32 @@ def sample_blocks(
             confidences.append(draw.peak(logits_SV))
         previous_S = draw.step(k, logits_SV, model.d2t)
         ids.append(previous_S)
-    return Block(
-        ids=torch.stack(ids, dim=1).to("cpu", torch.int32).numpy(),
-        confidence=torch.stack(confidences, dim=1).to("cpu", torch.float32).numpy(),
-        q_ids=draw.q_ids,
-        q_probs=draw.q_probs,
-        has_q=draw.ships.astype(np.uint8),
-    )
+    return draw.block(ids, confidences, calibration)
 
 
-class _Draw:
-    """Picks the k-th tokens of a batch; holds what does not depend on the tokens before."""
+class Draw:
+    """Picks the k-th tokens of a batch; holds what does not depend on the tokens before.
+
+    Args:
+        anchor_positions_S, samplings: of each session, as in `sample_blocks`.
+        gamma: how many times it will pick.
+        vocab_size: of the draft head.
+        q_top_k: most entries of a shipped q row.
+        device: of the logits.
+    """
 
     def __init__(
         self,
-        base_SGV: Tensor,
         anchor_positions_S: Sequence[int],
         samplings: Sequence[Sampling],
+        *,
+        gamma: int,
+        vocab_size: int,
         q_top_k: int,
-        randomness: Randomness,
+        device: torch.device,
+        randomness: Randomness = KEYED,
     ) -> None:
-        gamma, vocab_size = base_SGV.shape[1:]
+        self.samplings = samplings
         self.randomness = randomness
         self.seeds_S = np.array([s.seed for s in samplings], np.uint64)
         self.anchors_S = np.asarray(anchor_positions_S, np.int64)
@@ -115,7 +133,7 @@ class _Draw:
         self.shipping = np.flatnonzero(self.ships)
         self.coupling = np.flatnonzero((temperatures > 0) & (modes == "coupled"))
         self.scale_S1 = 1 / torch.as_tensor(np.where(temperatures > 0, temperatures, 1))[:, None]
-        self.scale_S1 = self.scale_S1.to(base_SGV.device)
+        self.scale_S1 = self.scale_S1.to(device)
         width = min(q_top_k, vocab_size)
         self.num_candidates = min(max(NUM_CANDIDATES, width), vocab_size)
         self.q_ids = np.empty((len(self.shipping), gamma, width), np.int32)
@@ -154,6 +172,27 @@ class _Draw:
             winner = _inverse_cdf(self.q_probs[:, k], self.uniform_QG[:, k])
             chosen_S[at] = ids_SC[at, winner]
         return torch.as_tensor(chosen_S, device=d2t.device)
+
+    def block(
+        self, ids: Sequence[Tensor], confidences: Sequence[Tensor], calibration: Calibration | None
+    ) -> Block:
+        """What was picked, once `step` has been called for every position.
+
+        Args:
+            ids: what the steps gave, [S] each.
+            confidences: conditional, [S] each.
+            calibration: applied to them; None reports them raw.
+        """
+        confidence_SG = torch.stack(list(confidences), dim=1).to("cpu", torch.float32).numpy()
+        if calibration is not None:
+            confidence_SG = calibration.apply(confidence_SG, self.samplings)
+        return Block(
+            ids=torch.stack(list(ids), dim=1).to("cpu", torch.int32).numpy(),
+            confidence=confidence_SG,
+            q_ids=self.q_ids,
+            q_probs=self.q_probs,
+            has_q=self.ships.astype(np.uint8),
+        )
 
 
 def _normalised(log_q_QK: NDArray[np.float64]) -> F32:

@@ -34,6 +34,7 @@ class DraftSession:
     sampling: Sampling
     digest: int
     """Of ids[0..covered]."""
+    first_id: int
     last_id: int
     """Id at position ``covered``: the anchor of the next block."""
     covered: int = 0
@@ -144,6 +145,7 @@ class SessionTable:
             owner=owner,
             sampling=frame.sampling,
             digest=digest.of([frame.first_id]),
+            first_id=frame.first_id,
             last_id=frame.first_id,
             last_used_s=now_s,
         )

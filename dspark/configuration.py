@@ -14,6 +14,11 @@ from cluster.errors import ConfigError
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags shared by the commands that start a service."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML configuration")
+    parser.add_argument(
+        "--drafter",
+        metavar="NAME",
+        help="default, a checkpoint folder, ngram, or none (drafter.checkpoint)",
+    )
     parser.add_argument("--port", type=int, help="gRPC port (cluster.grpc_port)")
 
 
@@ -24,6 +29,8 @@ def config_from(args: argparse.Namespace) -> Config:
         ConfigError: a bad file, key, value or port.
     """
     config = with_environment(load_config(args.config))
+    if args.drafter is not None:
+        config = replace(config, drafter=replace(config.drafter, checkpoint=args.drafter))
     if args.port is None:
         return config
     if not 0 < args.port < 1 << 16:

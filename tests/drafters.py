@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cluster import digest
-from cluster.drafter_spec import DrafterSpec
+from cluster.drafter_spec import AutoregressiveSpec, DrafterSpec
 from cluster.wire import Commit, Open
 from drafter_service.backbone import DSparkModel
 from drafter_service.drafter import Work
@@ -96,7 +96,9 @@ def write_target(folder: Path, model: DSparkModel, *, tied: bool = False, **chan
 class Feed:
     """Writes the frames of one session, as a verifier would, with random rows and ids."""
 
-    def __init__(self, rid: int, spec: DrafterSpec, *, owner: int = 1, epoch: int = 0) -> None:
+    def __init__(
+        self, rid: int, spec: DrafterSpec | AutoregressiveSpec, *, owner: int = 1, epoch: int = 0
+    ) -> None:
         self.rid, self.owner, self.epoch, self.spec = rid, owner, epoch, spec
         self.random = np.random.default_rng(rid)
         self.ids: list[int] = [int(self.random.integers(spec.vocab_size))]

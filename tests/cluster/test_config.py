@@ -74,6 +74,12 @@ def test_frozen() -> None:
         ({"verifier": {"lease_ttl_s": float("nan")}}, "verifier.lease_ttl_s: nan is not a finite"),
         ({"router": {"step_timeout_s": float("inf")}}, "router.step_timeout_s: inf is not a fin"),
         ({"router": {"default_mode": "fast"}}, "router.default_mode: 'fast' is not one of coupl"),
+        ({"router": {"explore_fraction": 1.5}}, "router.explore_fraction: 1.5 must be at most 1"),
+        (
+            {"router": {"explore_fraction": -0.1}},
+            "router.explore_fraction: -0.1 must be at least 0",
+        ),
+        ({"router": {"recalibrate": 1}}, "router.recalibrate: expected bool"),
         ({"verifier": {"engine": "jax"}}, "verifier.engine: 'jax' is not one of torch"),
         ({"model": {"dtype": "int8"}}, "model.dtype: 'int8' is not one of auto, float32"),
         ({"drafter": {"dtype": "half"}}, "drafter.dtype: 'half' is not one of auto, float32"),

@@ -14,7 +14,8 @@ from cluster import digest
 from cluster.wire import Commit, Release
 from drafter_service.backbone import DSparkModel
 from drafter_service.drafter import Drafter, DraftOutcome, HangUp, Work
-from drafter_service.engine import DraftEngine, to_tensor
+from drafter_service.engine import DraftEngine
+from drafter_service.staging import to_tensor
 from tests.drafters import (
     LANE,
     Feed,

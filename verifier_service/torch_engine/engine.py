@@ -30,7 +30,7 @@ from cluster.errors import (
 from cluster.wire import FINISH_NONE, Admission, Step
 from verifier_service.acceptance import check_sampling, truncate
 from verifier_service.engine import CommittedRows, EngineLimits, StepOutcome
-from verifier_service.projection import FeatureProjection
+from verifier_service.projection import Projects
 from verifier_service.torch_engine.compute import Computed, compute
 from verifier_service.torch_engine.kv import BlockAllocator, KVCache
 from verifier_service.torch_engine.measure import synthetic_rows
@@ -51,11 +51,11 @@ class TorchEngine:
     Args:
         model: loaded weights.
         limits: what it may hold; KV for ``kv_blocks`` blocks is allocated here.
-        projection: of the drafter, None to ship no features.
+        projection: usually of the drafter (`FeatureProjection`), None to ship no features.
     """
 
     def __init__(
-        self, model: TargetModel, limits: EngineLimits, projection: FeatureProjection | None = None
+        self, model: TargetModel, limits: EngineLimits, projection: Projects | None = None
     ) -> None:
         self._model = model
         self._limits = limits

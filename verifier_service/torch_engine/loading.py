@@ -48,7 +48,14 @@ def load_engine(
     projection = None
     if drafter is not None:
         projection = load_feature_projection(drafter, target, device=device, dtype=loaded.dtype)
-    limits = EngineLimits(
+    return TorchEngine(loaded, engine_limits(loaded, target, model, verifier), projection)
+
+
+def engine_limits(
+    loaded: TargetModel, target: Path, model: ModelConfig, verifier: VerifierConfig
+) -> EngineLimits:
+    """What an engine over ``loaded``, read from the folder ``target``, may hold."""
+    return EngineLimits(
         model_fingerprint=folder_fingerprint(target),
         vocab_size=loaded.spec.vocab_size,
         max_model_len=min(model.max_model_len, loaded.spec.max_position_embeddings),
@@ -57,7 +64,6 @@ def load_engine(
         kv_block_tokens=verifier.kv_block_tokens,
         kv_blocks=verifier.kv_tokens // verifier.kv_block_tokens,
     )
-    return TorchEngine(loaded, limits, projection)
 
 
 def load_target(folder: Path, *, device: torch.device, dtype: str = "auto") -> TargetModel:

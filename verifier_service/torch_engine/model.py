@@ -110,6 +110,12 @@ class TargetModel:
             finite=x_TD.isfinite().all(dim=-1),
         )
 
+    @torch.inference_mode()
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """The head's [M, V] of last hidden states, as the last layer's tap reports them."""
+        out: Tensor = self._head(hidden_MD)
+        return out
+
     def _attention(
         self,
         index: int,
