@@ -1,0 +1,1 @@
+"""Confidence calibration: held-out rounds in, temperatures per regime and position out."""
