@@ -1,5 +1,6 @@
 # make demo      set up, fetch the embedded model, serve it, decode with and without drafts
 # make test      set up and run all tests but the slow ones; make test-slow runs those
+# make test-interop  run the tests against the speculators package, in a venv that it fits
 # make lint      ruff and mypy
 # make proto     regenerate cluster/api from its .proto
 #
@@ -12,10 +13,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 INSTALL := $(BIN)/python -m pip install --quiet -c constraints-cpu.txt
+INTEROP := .venv-interop
+SPECULATORS := speculators==0.9.0
 PROTO_TOOLS := grpcio-tools==1.76.0
 # Not the newest on purpose: generated code runs on its own protobuf version and later ones.
 
-.PHONY: setup model demo test test-slow lint proto
+.PHONY: setup model demo test test-slow test-interop lint proto
 
 setup: $(STAMP)
 
@@ -37,6 +40,18 @@ test: model
 
 test-slow: model
 	$(BIN)/python -m pytest -m slow --timeout=1800
+
+$(INTEROP)/.setup-done: $(STAMP) requirements-interop.txt
+	test -x $(INTEROP)/bin/python || $(BIN)/python -m venv $(INTEROP)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > $$($(INTEROP)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/dotvenv.pth
+	$(INTEROP)/bin/python -m pip install --quiet -r requirements-interop.txt
+	$(INTEROP)/bin/python -m pip install --quiet --no-deps $(SPECULATORS)
+	@touch $@
+
+test-interop: model $(INTEROP)/.setup-done
+	$(INTEROP)/bin/python -W ignore -c 'import speculators.train.cli'  # or pytest would skip
+	$(INTEROP)/bin/python -m pytest tests/interop
 
 lint: setup
 	$(BIN)/ruff check .

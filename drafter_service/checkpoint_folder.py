@@ -1,0 +1,105 @@
+"""Where a drafter is written to: a folder that appears whole, and replaces only what it may."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from cluster.drafter_config import is_speculators
+from cluster.errors import ConfigError, StorageFull
+from cluster.tensor_folder import read_json
+
+
+def check_output(output: Path, source: Path, *, force: bool) -> None:
+    """Refuse to replace anything that the user did not allow, or that is not a drafter.
+
+    Args:
+        source: the checkpoint that is about to be read.
+        force: whether another drafter may be replaced.
+
+    Raises:
+        ConfigError: the folder is in use; says by what.
+    """
+    if output.exists() and source.exists() and output.samefile(source):
+        raise ConfigError("output: is the checkpoint itself", hint="name another folder")
+    if not (output.exists() or output.is_symlink()):
+        return
+    if not output.is_dir() or output.is_symlink():
+        raise ConfigError(f"output: {output} exists and is not a folder")
+    present = sorted(path.name for path in output.iterdir())
+    if not present:
+        return
+    if not _holds_drafter(output):
+        raise ConfigError(
+            f"output: {output} holds other files ({', '.join(present[:3])}, ...)",
+            hint="name a new folder; --force only replaces a drafter",
+        )
+    if not force:
+        raise ConfigError(
+            f"output: {output} already holds a drafter", hint="--force replaces that folder"
+        )
+
+
+def _holds_drafter(folder: Path) -> bool:
+    """Whether a folder is a drafter checkpoint and nothing more, so that it may be replaced."""
+    config = folder / "config.json"
+    if not config.is_file() or any(path.is_dir() for path in folder.iterdir()):
+        return False
+    values = read_json(config)
+    return is_speculators(values) or "target_layer_ids" in values
+
+
+def publish(config: Mapping[str, Any], tensors: Mapping[str, Tensor], output: Path) -> None:
+    """Write beside the output, then rename. An older folder is gone only when that succeeded.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+        StorageFull: no room.
+    """
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+        try:
+            fresh = scratch / "new"
+            fresh.mkdir()
+            stored = {name: t.contiguous() for name, t in tensors.items()}
+            _write(fresh / "model.safetensors", save(stored, {"format": "pt"}))
+            text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
+            _write(fresh / "config.json", text.encode())
+            _swap(fresh, output, scratch / "old")
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageFull(
+                f"no room to write {output}", hint="free some space or name another --output"
+            ) from error
+        raise ConfigError(f"output: cannot write {output}: {error.strerror}") from error
+
+
+def _swap(fresh: Path, output: Path, aside: Path) -> None:
+    if not output.exists():
+        fresh.rename(output)
+        return
+    output.rename(aside)
+    try:
+        fresh.rename(output)
+    except OSError:
+        aside.rename(output)
+        raise
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,1 @@
+"""Against the real libraries of other projects; see `make test-interop`."""
