@@ -1,0 +1,1 @@
+"""The pair in one process, without Ray or sockets: rounds for evaluation and calibration."""
