@@ -19,7 +19,10 @@ _COMMANDS: Final = {
     "generate": ("dspark.commands.generate", "send one prompt to a server and print the answer"),
     "demo": ("dspark.demo.command", "serve locally, decode twelve prompts with and without drafts"),
     "models": ("dspark.commands.models", "fetch and list models"),
-    "train": ("drafter_service.training.command", "train a drafter for a target"),
+    "calibrate": ("dspark.commands.calibrate", "fit a drafter's confidence to held-out rounds"),
+    "train": ("dspark.commands.train", "train a drafter for a target"),
+    "eval": ("dspark.commands.eval", "measure drafters on a file of prompts"),
+    "export": ("dspark.commands.export", "write a drafter in another format"),
 }
 """Modules with ``add_arguments(parser)`` and ``run(args) -> int``."""
 

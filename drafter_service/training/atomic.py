@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,33 @@ def write_torch(path: Path, value: Mapping[str, Any]) -> None:
     _replace(path, lambda part: torch.save(dict(value), part))
 
 
+def append_lines(path: Path, lines: Sequence[str]) -> None:
+    """Append whole lines to a text file and sync it; after an error the file is as before.
+
+    Raises:
+        StorageFull: the disk is full.
+    """
+    data = memoryview("".join(f"{line}\n" for line in lines).encode())
+    with no_space(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                while data:  # a disk about to be full takes a part
+                    data = data[file.write(data) :]
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(before)
+                raise
+
+
 @contextmanager
 def no_space(path: Path) -> Iterator[None]:
     """Turn "no space left" while writing ``path`` into `StorageFull`."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise StorageFull(f"cannot write {path}: {error}", hint=_HINT) from error
     except (RuntimeError, SafetensorError) as error:
@@ -59,7 +79,7 @@ def no_space(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.part")  # one name: what a kill left is written over
     try:
         with no_space(path):
             path.parent.mkdir(parents=True, exist_ok=True)

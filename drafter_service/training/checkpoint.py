@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from cluster.errors import CheckpointError
-from drafter_service.backbone import DSparkModel
 from drafter_service.training.atomic import write_torch
 from drafter_service.training.config import TrainConfig
+from drafter_service.training.draft_model import DraftModel
 from drafter_service.training.optimiser import Optimiser
 from drafter_service.training.progress import LearningCurve
 
@@ -26,8 +26,11 @@ _NAME = "state.pt"
 
 def run_identity(config: TrainConfig, target: str, data: str) -> str:
     """Digest of all that decides the loss curve; a checkpoint resumes only under the same."""
+    shape = asdict(config.shape)
+    if config.shape.kind == "dspark":
+        del shape["kind"]  # there was no other when the first checkpoints were written
     decides = {
-        "shape": asdict(config.shape),
+        "shape": shape,
         "schedule": asdict(config.schedule),
         "loss": asdict(config.loss),
         "seed": config.seed,
@@ -40,7 +43,7 @@ def run_identity(config: TrainConfig, target: str, data: str) -> str:
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
-def trainable(model: DSparkModel) -> dict[str, torch.Tensor]:
+def trainable(model: DraftModel) -> dict[str, torch.Tensor]:
     """The drafter's own weights: everything but what it shares with the target."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
@@ -50,9 +53,10 @@ def save_state(
     *,
     identity: str,
     steps_done: int,
-    model: DSparkModel,
+    model: DraftModel,
     optimiser: Optimiser,
     curve: LearningCurve,
+    elapsed_s: float,
 ) -> None:
     """Replace the checkpoint.
 
@@ -67,21 +71,25 @@ def save_state(
             "model": {name: p.detach() for name, p in trainable(model).items()},
             "optimiser": optimiser.inner.state_dict(),
             "curve": curve.to_json(),
+            "elapsed_s": elapsed_s,
         },
     )
 
 
 def load_state(
-    work: Path, *, identity: str, model: DSparkModel, optimiser: Optimiser
-) -> tuple[int, LearningCurve]:
-    """Restore model and optimiser in place. Returns (steps done, curve); (0, empty) for a new run.
+    work: Path, *, identity: str, model: DraftModel, optimiser: Optimiser
+) -> tuple[int, LearningCurve, float]:
+    """Restore model and optimiser in place.
+
+    Returns:
+        (steps done, curve, seconds spent); (0, empty, 0) for a new run.
 
     Raises:
         CheckpointError: the checkpoint is broken or belongs to a run with other settings.
     """
     path = work / _NAME
     if not path.is_file():
-        return 0, LearningCurve()
+        return 0, LearningCurve(), 0.0
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
@@ -96,4 +104,6 @@ def load_state(
         for name, value in state["model"].items():
             own[name].copy_(value)
     optimiser.inner.load_state_dict(state["optimiser"])
-    return state["steps_done"], LearningCurve.from_json(state["curve"])
+    # Checkpoints of the first release do not say how long they took.
+    elapsed_s = state.get("elapsed_s", 0.0)
+    return state["steps_done"], LearningCurve.from_json(state["curve"]), elapsed_s

@@ -1,27 +1,38 @@
-"""``dspark train``: arguments, progress display, and the call into the trainer.
+"""Training on the command line: arguments, progress display, the call into the trainer.
 
-Importing this module is cheap: torch is loaded by `run`.
+`dspark.commands.train` is the whole command. Importing this module is cheap: `run` loads torch.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from drafter_service.training.config import DrafterShape, LossWeights, Schedule, TrainConfig
+from drafter_service.training.config import (
+    DrafterKind,
+    DrafterShape,
+    LossWeights,
+    Schedule,
+    TrainConfig,
+)
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from drafter_service.training.trainer import StepReport
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of ``dspark train``; the defaults are those of `TrainConfig`."""
+def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Declare the arguments of training; the defaults are those of `TrainConfig`.
+
+    Returns:
+        The group of ``--data``, for other ways to have training data.
+    """
     paths = parser.add_argument_group("paths")
     paths.add_argument("--target", type=Path, required=True, help="target, a Hugging Face folder")
-    paths.add_argument(
-        "--data", type=Path, required=True, help="the target's responses, .jsonl or .jsonl.gz"
-    )
+    data = paths.add_mutually_exclusive_group(required=True)
+    data.add_argument("--data", type=Path, help="the target's responses, .jsonl or .jsonl.gz")
     paths.add_argument(
         "--work", type=Path, required=True, help="features, checkpoints, curves; resumes from here"
     )
@@ -32,10 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="best drafter so far (DeepSpec format)",
     )
     shape = parser.add_argument_group("drafter")
+    shape.add_argument("--kind", choices=get_args(DrafterKind), default=DrafterShape.kind)
     shape.add_argument("--layers", type=int, default=DrafterShape.num_layers)
     shape.add_argument("--gamma", type=int, default=DrafterShape.gamma, help="tokens a block")
     shape.add_argument(
-        "--head", choices=("vanilla", "gated", "rnn", "none"), default=DrafterShape.head
+        "--head",
+        choices=("vanilla", "gated", "rnn", "none"),
+        default=None,
+        help=f"default {DrafterShape.head}; an autoregressive drafter has none",
     )
     shape.add_argument(
         "--markov-rank", type=int, default=None, help=f"default {DrafterShape.markov_rank}"
@@ -69,6 +84,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     schedule.add_argument("--seed", type=int, default=TrainConfig.seed)
     schedule.add_argument("--device", default=TrainConfig.device)
     schedule.add_argument("--precision", choices=("fp32", "bf16"), default=TrainConfig.precision)
+    schedule.add_argument(
+        "--compile",
+        nargs="?",
+        const="inductor",
+        default=None,
+        metavar="BACKEND",
+        help="torch.compile the step; the first steps take minutes",
+    )
+    schedule.add_argument("--log-every", type=int, default=TrainConfig.log_every)
+    schedule.add_argument(
+        "--prefetch", type=int, default=None, help="packs made ahead; default: 4 on CUDA, else 0"
+    )
+    schedule.add_argument(
+        "--budget-s", type=float, default=None, help="end after so many seconds of steps"
+    )
+    return data
 
 
 def config_from(args: argparse.Namespace) -> TrainConfig:
@@ -77,18 +108,20 @@ def config_from(args: argparse.Namespace) -> TrainConfig:
     Raises:
         ConfigError: a value is out of range.
     """
+    head = args.head or ("none" if args.kind == "autoregressive" else DrafterShape.head)
     rank = args.markov_rank
     if rank is None:
-        rank = 0 if args.head == "none" else DrafterShape.markov_rank
+        rank = 0 if head == "none" else DrafterShape.markov_rank
     return TrainConfig(
         target=args.target,
         data=args.data,
         work=args.work,
         output=args.output,
         shape=DrafterShape(
+            kind=args.kind,
             num_layers=args.layers,
             gamma=args.gamma,
-            head=args.head,
+            head=head,
             markov_rank=rank,
             draft_vocab_size=args.draft_vocab,
             target_layer_ids=tuple(args.taps) if args.taps else None,
@@ -108,12 +141,15 @@ def config_from(args: argparse.Namespace) -> TrainConfig:
         max_length=args.max_length,
         device=args.device,
         precision=args.precision,
+        compile_backend=args.compile,
+        log_every=args.log_every,
+        num_prefetch=args.prefetch,
+        time_budget_s=args.budget_s,
     )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train, showing progress. Returns the exit status; errors are raised for the CLI to show."""
-    config = config_from(args)
+def progress_bar(*, shown: bool = True) -> Progress:
+    """A bar with a count and the time that is left."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -122,15 +158,21 @@ def run(args: argparse.Namespace) -> int:
         TimeRemainingColumn,
     )
 
-    from drafter_service.training.trainer import train
-
-    columns = (
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
+        disable=not shown,
     )
-    with Progress(*columns) as bar:
+
+
+def run(config: TrainConfig) -> int:
+    """Train, showing progress. Returns the exit status; errors are raised for the CLI to show."""
+    from drafter_service.training.ranks import joined
+    from drafter_service.training.trainer import train
+
+    with joined(config.device) as ranks, progress_bar(shown=ranks.is_main) as bar:
         task = bar.add_task("preparing", total=config.schedule.num_steps)
 
         def show(report: StepReport) -> None:
@@ -139,7 +181,8 @@ def run(args: argparse.Namespace) -> int:
                 bar.console.print(summary(report))
 
         train(config, show)
-    print(f"drafter written to {config.output}, learning curve to {config.work}")
+    if ranks.is_main:
+        print(f"drafter written to {config.output}, learning curve to {config.work}")
     return 0
 
 

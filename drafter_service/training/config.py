@@ -9,11 +9,16 @@ from typing import Literal
 from cluster.drafter_spec import HeadKind
 from cluster.errors import ConfigError
 
+DrafterKind = Literal["dspark", "autoregressive"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterShape:
     """The choices that the target does not make for us (paper section 3.1)."""
 
+    kind: DrafterKind = "dspark"
+    """``dspark`` drafts a block in parallel; with head ``none`` it is DFlash. ``autoregressive``
+    (EAGLE-3 type) drafts token by token through one layer; with gamma 1 it is MTP-1."""
     num_layers: int = 1
     gamma: int = 5
     head: HeadKind = "vanilla"
@@ -31,6 +36,11 @@ class DrafterShape:
             raise ConfigError(
                 f"shape.markov_rank = {self.markov_rank} with head {self.head!r}",
                 hint="head `none` has rank 0, every other head a positive rank",
+            )
+        if self.kind == "autoregressive" and (self.num_layers, self.head) != (1, "none"):
+            raise ConfigError(
+                f"shape: {self.num_layers} layers with head {self.head!r}",
+                hint="an autoregressive drafter has one layer and head `none`",
             )
 
 
@@ -99,13 +109,34 @@ class TrainConfig:
     device: str = "cpu"
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of the matrix products in training; laws, losses and weights stay fp32."""
+    compile_backend: str | None = None
+    """Of torch.compile, e.g. ``inductor``; None runs as written."""
+    log_every: int = 1
+    """Steps between looks at the losses; each look makes a GPU wait."""
+    num_prefetch: int | None = None
+    """Packs made ahead in threads; None: 4 on CUDA, 0 elsewhere."""
+    time_budget_s: float | None = None
+    """End after so many seconds of steps, earlier calls included, with the learning rate falling
+    by the clock where that is further than the steps."""
 
     def __post_init__(self) -> None:
         _at_least_one("num_held_out", self.num_held_out)
         if self.max_sequences is not None:
             _at_least_one("max_sequences", self.max_sequences)
+        _at_least_one("log_every", self.log_every)
+        if self.num_prefetch is not None and self.num_prefetch < 0:
+            raise ConfigError(f"num_prefetch = {self.num_prefetch} is negative")
+        if self.time_budget_s is not None and not self.time_budget_s > 0:
+            raise ConfigError(f"time_budget_s = {self.time_budget_s} must be positive")
         if self.precision not in ("fp32", "bf16"):
             raise ConfigError(f"precision {self.precision!r} is neither fp32 nor bf16")
+
+    @property
+    def packs_ahead(self) -> int:
+        """`num_prefetch`, settled."""
+        if self.num_prefetch is not None:
+            return self.num_prefetch
+        return 4 if self.device.startswith("cuda") else 0
 
 
 def _at_least_one(path: str, value: int) -> None:

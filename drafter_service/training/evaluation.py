@@ -5,18 +5,22 @@ Shape legend: B blocks, G gamma, V draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from drafter_service.backbone import DSparkModel
-from drafter_service.training.features import FeatureSequence
-from drafter_service.training.loss import block_output, draft_law, l1_distance
-from drafter_service.training.packing import anchor_range, draw_anchors, pack
+from drafter_service.training.draft_model import DraftModel
+from drafter_service.training.loss import BlockOutput, block_output, draft_law, l1_distance
+from drafter_service.training.packing import Pack, anchor_range, draw_anchors, pack
+from drafter_service.training.shards import FeatureSequence
 
 _BLOCKS_AT_ONCE = 64
+
+Forward = Callable[[Any, Pack], BlockOutput]
+"""`Architecture.block_output` of the model's kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +46,12 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: DSparkModel,
+    model: DraftModel,
     sequences: Sequence[FeatureSequence],
     greedy: Sequence[bool],
     *,
     anchors_per_sequence: int = 24,
+    forward: Forward = block_output,
 ) -> Evaluation:
     """Judge a drafter. The same sequences always give the same anchors.
 
@@ -55,13 +60,15 @@ def evaluate(
     """
     generator = torch.Generator().manual_seed(0)
     judged = [
-        _acceptance(model, sequence, draw_anchors(sequence, anchors_per_sequence, generator))
+        _acceptance(
+            model, sequence, draw_anchors(sequence, anchors_per_sequence, generator), forward
+        )
         for sequence in sequences
     ]
     acceptance_BG = torch.cat([acceptance for acceptance, _ in judged])
     error_BG = torch.cat([error for _, error in judged])
     rounds = [
-        _greedy_rounds(model, sequence)
+        walk(greedy_matches(model, sequence, forward), model.spec.gamma)
         for sequence, is_greedy in zip(sequences, greedy, strict=True)
         if is_greedy
     ]
@@ -75,7 +82,9 @@ def evaluate(
     )
 
 
-def greedy_matches(model: DSparkModel, sequence: FeatureSequence) -> list[int]:
+def greedy_matches(
+    model: DraftModel, sequence: FeatureSequence, forward: Forward = block_output
+) -> list[int]:
     """Leading drafts equal to the text, for a block at every possible anchor in turn.
 
     On the target's greedy text this is exactly what verification accepts: as long as the drafts
@@ -86,7 +95,7 @@ def greedy_matches(model: DSparkModel, sequence: FeatureSequence) -> list[int]:
     for first in range(0, len(anchors), _BLOCKS_AT_ONCE):
         anchors_A = torch.tensor(anchors[first : first + _BLOCKS_AT_ONCE])
         batch = pack([sequence], anchors_A[None], model.spec.gamma).to(model.d2t.device)
-        drafted_BG = model.d2t[block_output(model, batch).logits.argmax(-1)]
+        drafted_BG = model.d2t[forward(model, batch).logits.argmax(-1)]
         same_BG = (drafted_BG == batch.target_ids[0]) & batch.valid[0]
         matches += same_BG.cumprod(-1).sum(-1).tolist()
     return matches
@@ -105,16 +114,12 @@ def walk(matches: Sequence[int], gamma: int) -> tuple[int, int]:
     return rounds, place
 
 
-def _greedy_rounds(model: DSparkModel, sequence: FeatureSequence) -> tuple[int, int]:
-    return walk(greedy_matches(model, sequence), model.spec.gamma)
-
-
 def _acceptance(
-    model: DSparkModel, sequence: FeatureSequence, anchors_A: Tensor
+    model: DraftModel, sequence: FeatureSequence, anchors_A: Tensor, forward: Forward
 ) -> tuple[Tensor, Tensor]:
     """``1 - L1 / 2`` and the confidence head's distance from it, both [B, G], nan past the end."""
     batch = pack([sequence], anchors_A[None], model.spec.gamma).to(model.d2t.device)
-    output = block_output(model, batch)
+    output = forward(model, batch)
     law_BGV = draft_law(model, batch)
     valid_BG = batch.valid[0]
     acceptance_BG = 1 - l1_distance(output.logits.float().softmax(-1), law_BGV) / 2

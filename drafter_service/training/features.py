@@ -1,4 +1,4 @@
-"""What the drafter learns from: one target forward per sequence, cached in shards on disk.
+"""What the drafter learns from: target forwards over whole sequences, cached in shards on disk.
 
 Hidden states are kept, not logits: O(D) a token (paper section 3.3). Beside them goes the exact
 log-normaliser over the *full* vocabulary, so that the probabilities of a reduced draft vocabulary
@@ -11,45 +11,31 @@ side by side), V target vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cluster.errors import CheckpointError
-from drafter_service.training.atomic import write_json, write_tensors
+from drafter_service.training.atomic import write_json
 from drafter_service.training.dataset import Record
+from drafter_service.training.shards import (
+    FeatureSequence,
+    GeneratedFeatures,
+    read_shard,
+    write_shard,
+)
 from drafter_service.training.target import Target
 
 _HEAD_ROWS = 128
 """Rows of full-vocabulary logits alive at once: 25 MB at a vocabulary of 49,152."""
+_SEQUENCES_AT_ONCE = {"cpu": 1, "cuda": 32}
+"""A CPU gains nothing from padding; on a GPU a forward of one sequence is mostly waiting."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class FeatureSequence:
-    """One sequence with what the target computed on it.
-
-    Row i of ``hidden`` and ``log_normaliser`` gives the target's law of the id at position
-    i + 1. The log-normaliser is infinite before the last prompt position: no law there is
-    trained on. It belongs to the *stored* (rounded) hidden state, so probabilities rebuilt from
-    the pair never sum past one.
-    """
-
-    ids: Tensor
-    """int64 [N]"""
-    num_prompt: int
-    features: Tensor
-    """bfloat16 [N, F], transformers' ``hidden_states[layer id + 1]``"""
-    hidden: Tensor
-    """float16 [N, D], after the target's final norm"""
-    log_normaliser: Tensor
-    """float32 [N]"""
-
-    def __len__(self) -> int:
-        return len(self.ids)
+Compute = Callable[[Sequence[Record]], list[FeatureSequence]]
+"""Features of sequences, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +51,54 @@ class StoreKey:
     """Sequences a shard."""
 
 
-@torch.no_grad()
 def compute_features(
-    target: Target, record: Record, target_layer_ids: tuple[int, ...]
+    target: Target,
+    records: Sequence[Record],
+    target_layer_ids: tuple[int, ...],
+    *,
+    at_once: int | None = None,
+) -> list[FeatureSequence]:
+    """Target forwards over whole sequences.
+
+    Args:
+        at_once: sequences a forward, padded to the longest; None: what suits the device.
+    """
+    step = at_once or _SEQUENCES_AT_ONCE.get(target.device.type, 1)
+    sequences: list[FeatureSequence] = []
+    for first in range(0, len(records), step):
+        part = records[first : first + step]
+        computed = target.hidden_states_of([record.ids for record in part], target_layer_ids)
+        sequences += [
+            feature_sequence(record.ids, len(record.prompt), features_NF, hidden_ND, target.logits)
+            for record, (features_NF, hidden_ND) in zip(part, computed, strict=True)
+        ]
+    return sequences
+
+
+@torch.no_grad()
+def feature_sequence(
+    ids: Sequence[int],
+    num_prompt: int,
+    features_NF: Tensor,
+    hidden_ND: Tensor,
+    logits: Callable[[Tensor], Tensor],
 ) -> FeatureSequence:
-    """One target forward over a whole sequence."""
-    ids_N = torch.tensor(record.ids)
-    taps, hidden_ND = target.hidden_states(ids_N, target_layer_ids)
+    """What is kept of a target forward: rounded states, exact log-normalisers of the laws.
+
+    Args:
+        features_NF: tapped layers side by side.
+        hidden_ND: after the final norm.
+        logits: the target's head, [n, D] -> [n, V] in fp32.
+    """
     hidden_ND = hidden_ND.half()
-    first_law = len(record.prompt) - 1
-    log_normaliser_N = torch.full((len(ids_N),), torch.inf)
-    for start in range(first_law, len(ids_N), _HEAD_ROWS):
+    log_normaliser_N = torch.full((len(ids),), torch.inf)
+    for start in range(num_prompt - 1, len(ids), _HEAD_ROWS):
         rows = slice(start, start + _HEAD_ROWS)
-        log_normaliser_N[rows] = target.logits(hidden_ND[rows].float()).logsumexp(-1)
+        log_normaliser_N[rows] = logits(hidden_ND[rows].float()).logsumexp(-1)
     return FeatureSequence(
-        ids=ids_N,
-        num_prompt=len(record.prompt),
-        features=torch.cat(taps, dim=-1).bfloat16().cpu(),
+        ids=torch.tensor(ids),
+        num_prompt=num_prompt,
+        features=features_NF.bfloat16().cpu(),
         hidden=hidden_ND.cpu(),
         log_normaliser=log_normaliser_N,
     )
@@ -94,7 +111,8 @@ class FeatureStore:
         folder: where the shards lie; created when absent.
         records: the sequences, in the order of the shards.
         key: what the shards depend on.
-        compute: `compute_features` on the run's target; called for missing shards only.
+        compute: `compute_features` on the run's target; called for what is missing only.
+        generated: features kept by the generation of these records, taken before any are computed.
 
     Raises:
         CheckpointError: the folder holds shards of another target, data set or tap list.
@@ -106,12 +124,14 @@ class FeatureStore:
         folder: Path,
         records: Sequence[Record],
         key: StoreKey,
-        compute: Callable[[Record], FeatureSequence],
+        compute: Compute,
+        generated: GeneratedFeatures | None = None,
     ) -> None:
         self._folder = folder
         self._records = records
         self._key = key
         self._compute = compute
+        self._generated = generated
         self._check_manifest()
 
     def __len__(self) -> int:
@@ -126,28 +146,36 @@ class FeatureStore:
         return -(-len(self._records) // self._key.shard_size)
 
     def shard(self, index: int) -> list[FeatureSequence]:
-        """The sequences of one shard, memory-mapped; computed first when missing."""
-        if not self._path(index).is_file():
-            self._fill(index)
-        try:
-            return _read_shard(self._path(index))
-        except (SafetensorError, KeyError) as error:
-            raise CheckpointError(
-                f"{self._path(index)} is not a feature shard: {error}",
-                hint="delete it; it will be computed again",
-            ) from error
+        """The sequences of one shard, memory-mapped; computed first when missing.
+
+        Raises:
+            CheckpointError: the shard's file is damaged.
+            StorageFull: no room for it.
+        """
+        path = self._folder / f"shard-{index:05d}.safetensors"
+        if path.is_file():
+            return read_shard(path)
+        size = self._key.shard_size
+        records = self._records[index * size : (index + 1) * size]
+        found = [self._find(record) for record in records]
+        missing = [record for record, known in zip(records, found, strict=True) if known is None]
+        if not missing:
+            return [sequence for sequence in found if sequence is not None]
+        computed = iter(self._compute(missing))
+        write_shard(path, [next(computed) if sequence is None else sequence for sequence in found])
+        return read_shard(path)
+
+    def fill(self, shards: Iterable[int]) -> None:
+        """See to it that these shards are there."""
+        for index in shards:
+            self.shard(index)
 
     def all(self) -> list[FeatureSequence]:
         """Every sequence, in order."""
         return [sequence for index in range(self.num_shards) for sequence in self.shard(index)]
 
-    def _path(self, index: int) -> Path:
-        return self._folder / f"shard-{index:05d}.safetensors"
-
-    def _fill(self, index: int) -> None:
-        size = self._key.shard_size
-        records = self._records[index * size : (index + 1) * size]
-        _write_shard(self._path(index), [self._compute(record) for record in records])
+    def _find(self, record: Record) -> FeatureSequence | None:
+        return None if self._generated is None else self._generated.find(record.ids)
 
     def _check_manifest(self) -> None:
         path = self._folder / "manifest.json"
@@ -162,42 +190,3 @@ class FeatureStore:
                 f"{self._folder} holds features of another run (differs in {', '.join(different)})",
                 hint="choose another work folder, or delete this one",
             )
-
-
-def _write_shard(path: Path, sequences: Sequence[FeatureSequence]) -> None:
-    write_tensors(
-        path,
-        {
-            "lengths": torch.tensor([len(sequence) for sequence in sequences]),
-            "num_prompt": torch.tensor([sequence.num_prompt for sequence in sequences]),
-            "ids": torch.cat([sequence.ids for sequence in sequences]),
-            "features": torch.cat([sequence.features for sequence in sequences]),
-            "hidden": torch.cat([sequence.hidden for sequence in sequences]),
-            "log_normaliser": torch.cat([sequence.log_normaliser for sequence in sequences]),
-        },
-        {"format": "pt"},
-    )
-
-
-def _read_shard(path: Path) -> list[FeatureSequence]:
-    with safe_open(path, framework="pt") as file:
-        flat = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    lengths = flat["lengths"].tolist()
-    parts = zip(
-        flat["ids"].split(lengths),
-        flat["num_prompt"].tolist(),
-        flat["features"].split(lengths),
-        flat["hidden"].split(lengths),
-        flat["log_normaliser"].split(lengths),
-        strict=True,
-    )
-    return [
-        FeatureSequence(
-            ids=ids_N,
-            num_prompt=num_prompt,
-            features=features_NF,
-            hidden=hidden_ND,
-            log_normaliser=log_normaliser_N,
-        )
-        for ids_N, num_prompt, features_NF, hidden_ND, log_normaliser_N in parts
-    ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cluster.drafter_spec import DrafterSpec
 from cluster.errors import CheckpointError, ConfigError
@@ -41,6 +41,11 @@ def spread_taps(num_target_layers: int, num_taps: int = 5) -> tuple[int, ...]:
     return tuple(round(last - stride * (num_taps - 1 - i)) for i in range(num_taps))
 
 
+def tapped_layers(chosen: tuple[int, ...] | None, num_target_layers: int) -> tuple[int, ...]:
+    """The layers that a run taps: the chosen ones, else `spread_taps`."""
+    return chosen or spread_taps(num_target_layers)
+
+
 def drafter_spec(target: Target, shape: DrafterShape, mask_token_id: int) -> DrafterSpec:
     """The drafter of ``shape`` for ``target``: the target's widths, heads and rotary base.
 
@@ -50,7 +55,7 @@ def drafter_spec(target: Target, shape: DrafterShape, mask_token_id: int) -> Dra
     """
     config = target.config
     _refuse_unsupported(config)
-    taps = shape.target_layer_ids or spread_taps(config.num_hidden_layers)
+    taps = tapped_layers(shape.target_layer_ids, config.num_hidden_layers)
     if not all(0 <= layer < config.num_hidden_layers for layer in taps):
         raise ConfigError(
             f"shape.target_layer_ids = {list(taps)} outside the target's "
@@ -119,15 +124,19 @@ def initial_model(
 def _start_projection(model: DSparkModel, target: Target, generator: torch.Generator) -> None:
     """``H_ctx`` starts as what the last target layer's projections read (equation 2)."""
     spec = model.spec
-    deviation = _FC_NOISE / spec.feature_width**0.5
-    model.fc.weight.normal_(0, deviation, generator=generator)
-    wanted = spec.num_target_layers - 2  # the last layer's input is this layer's output
-    nearest = min(
-        range(len(spec.target_layer_ids)), key=lambda i: abs(spec.target_layer_ids[i] - wanted)
-    )
-    width = spec.target_hidden_size
-    model.fc.weight[:, nearest * width : (nearest + 1) * width].copy_(torch.eye(width))
+    start_taps(model.fc, spec.target_layer_ids, spec.num_target_layers, generator)
     model.hidden_norm.weight.copy_(target.layer(-1)["input_layernorm.weight"])
+
+
+def start_taps(
+    fc: nn.Linear, taps: tuple[int, ...], num_target_layers: int, generator: torch.Generator
+) -> None:
+    """``fc`` passes on the tap nearest to the last target layer's input; the others are noise."""
+    fc.weight.normal_(0, _FC_NOISE / fc.in_features**0.5, generator=generator)
+    wanted = num_target_layers - 2  # the last layer's input is this layer's output
+    nearest = min(range(len(taps)), key=lambda i: abs(taps[i] - wanted))
+    width = fc.out_features
+    fc.weight[:, nearest * width : (nearest + 1) * width].copy_(torch.eye(width))
 
 
 def _start_head_norms(model: DSparkModel, target: Target) -> None:
@@ -164,6 +173,10 @@ def _start_heads(
         )
         head.markov_w1.weight.normal_(0, _MARKOV_NOISE, generator=generator).add_(first_VR)
         head.markov_w2.weight.copy_(second_WR)
+        for name, parameter in head.named_parameters():
+            if not name.startswith("markov_w"):  # gates and recurrence: torch's usual start, seeded
+                bound = (model.spec.hidden_size + head.rank) ** -0.5
+                parameter.uniform_(-bound, bound, generator=generator)
     if model.confidence_head is not None:
         model.confidence_head.proj.weight.zero_()
         model.confidence_head.proj.bias.zero_()

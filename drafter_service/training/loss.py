@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from drafter_service.backbone import DSparkModel
 from drafter_service.training.config import LossWeights
+from drafter_service.training.draft_model import DraftModel
 from drafter_service.training.packing import Pack, block_hidden
 
 
@@ -50,7 +51,7 @@ def block_output(model: DSparkModel, batch: Pack) -> BlockOutput:
     return BlockOutput(logits=logits_BGV, confidence=confidence_BG)
 
 
-def draft_law(model: DSparkModel, batch: Pack) -> Tensor:
+def draft_law(model: DraftModel, batch: Pack) -> Tensor:
     """Target probabilities [B, G, V] of the draft ids, normalised over the *full* vocabulary."""
     logits = functional.linear(batch.hidden, model.lm_head.weight)
     return (logits - batch.log_normaliser[..., None]).exp().flatten(0, 1)
@@ -65,8 +66,18 @@ def l1_distance(draft_BGV: Tensor, law_BGV: Tensor) -> Tensor:
     return (draft_BGV - law_BGV).abs().sum(-1) + outside_BG
 
 
+def total_weights(batch: Pack, t2d: Tensor, weights: LossWeights) -> Tensor:
+    """What the means of `objective` divide by, [2]: over all positions, over those with a label."""
+    return torch.stack([weight.sum() for weight in _position_weights(batch, t2d, weights)])
+
+
 def objective(
-    output: BlockOutput, law_BGV: Tensor, batch: Pack, t2d: Tensor, weights: LossWeights
+    output: BlockOutput,
+    law_BGV: Tensor,
+    batch: Pack,
+    t2d: Tensor,
+    weights: LossWeights,
+    totals: Tensor | None = None,
 ) -> Loss:
     """Equation 12 with position weights ``exp(-(k-1)/decay)``.
 
@@ -74,35 +85,37 @@ def objective(
         law_BGV: `draft_law` of the pack.
         t2d: draft id of each target id, -1 outside the draft vocabulary; such an id cannot be
             drafted and gives no cross-entropy.
+        totals: `total_weights` of all packs of the step, of which this one is a share: the shares'
+            losses then add up to the loss of the step as one pack. None: it is the whole step.
     """
+    weight_BG, labelled_BG = _position_weights(batch, t2d, weights)
+    if totals is None:
+        totals = total_weights(batch, t2d, weights)
+    total, labelled_total = totals.clamp(min=1e-9)
     log_draft_BGV = output.logits.float().log_softmax(-1)
-    valid_BG = batch.valid.flatten(0, 1).float()
-    steps_G = torch.arange(batch.gamma, device=valid_BG.device)
-    weight_BG = valid_BG * torch.exp(-steps_G / weights.position_decay)
-
     label_BG = t2d[batch.target_ids.flatten(0, 1)]
     nll_BG = -log_draft_BGV.gather(-1, label_BG.clamp(min=0)[..., None]).squeeze(-1)
-    cross_entropy = _mean(nll_BG, weight_BG * (label_BG >= 0))
+    cross_entropy = (nll_BG * labelled_BG).sum() / labelled_total
 
-    distillation = _mean(-(law_BGV * log_draft_BGV).sum(-1), weight_BG)
+    distillation = (-(law_BGV * log_draft_BGV).sum(-1) * weight_BG).sum() / total
     distance_BG = l1_distance(log_draft_BGV.exp(), law_BGV)
-    total_variation = _mean(distance_BG, weight_BG)
+    total_variation = (distance_BG * weight_BG).sum() / total
 
-    confidence = torch.zeros((), device=valid_BG.device)
+    confidence = torch.zeros((), device=weight_BG.device)
     if output.confidence is not None:
         label = (1 - distance_BG.detach() / 2).clamp(0, 1)
         bce_BG = functional.binary_cross_entropy_with_logits(
             output.confidence.float(), label, reduction="none"
         )
-        confidence = _mean(bce_BG, weight_BG)
-    total = (
+        confidence = (bce_BG * weight_BG).sum() / total
+    objective_total = (
         weights.cross_entropy * cross_entropy
         + weights.distillation * distillation
         + weights.total_variation * total_variation
         + weights.confidence * confidence
     )
     return Loss(
-        total=total,
+        total=objective_total,
         cross_entropy=cross_entropy,
         distillation=distillation,
         total_variation=total_variation,
@@ -126,5 +139,9 @@ def _head_latents(
     return torch.stack(latents, dim=1), torch.stack(embeddings, dim=1)
 
 
-def _mean(value: Tensor, weight: Tensor) -> Tensor:
-    return (value * weight).sum() / weight.sum().clamp(min=1e-9)
+def _position_weights(batch: Pack, t2d: Tensor, weights: LossWeights) -> tuple[Tensor, Tensor]:
+    """Weights [B, G] of all positions that the text reaches; of those with a draft id."""
+    valid_BG = batch.valid.flatten(0, 1).float()
+    steps_G = torch.arange(batch.gamma, device=valid_BG.device)
+    weight_BG = valid_BG * torch.exp(-steps_G / weights.position_decay)
+    return weight_BG, weight_BG * (t2d[batch.target_ids.flatten(0, 1)] >= 0)

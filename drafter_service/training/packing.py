@@ -11,7 +11,7 @@ H query heads, J key/value heads, E head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from drafter_service.backbone import Attend, DSparkModel
-from drafter_service.training.features import FeatureSequence
+from drafter_service.training.shards import FeatureSequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,8 @@ class Pack:
 
     features: Tensor
     """[S, L, F]: raw features of positions 0..L-1, zero past a sequence's last needed position."""
+    next_ids: Tensor
+    """[S, L]: the ids behind those positions: of positions 1..L, 0 past the end."""
     anchors: Tensor
     """[S, A]: position of each anchor."""
     anchor_ids: Tensor
@@ -51,8 +53,15 @@ class Pack:
         return torch.cat([self.anchor_ids[..., None], self.target_ids[..., :-1]], dim=-1)
 
     def to(self, device: torch.device) -> Pack:
-        """The same pack on another device."""
-        return Pack(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        """The same pack on another device; the copy may still be under way."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> Pack:
+        """The same pack in pinned memory, from where a copy to a GPU does not block."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Pack:
+        return Pack(**{field.name: change(getattr(self, field.name)) for field in fields(self)})
 
 
 def anchor_range(sequence: FeatureSequence) -> range:
@@ -72,6 +81,7 @@ def pack(sequences: Sequence[FeatureSequence], anchors_SA: Tensor, gamma: int) -
     """Lay out the blocks of ``anchors_SA`` [S, A]; each row holds anchors of its sequence."""
     columns: dict[str, list[Tensor]] = {
         "features": [],
+        "next_ids": [],
         "anchor_ids": [],
         "target_ids": [],
         "valid": [],
@@ -85,6 +95,8 @@ def pack(sequences: Sequence[FeatureSequence], anchors_SA: Tensor, gamma: int) -
         law_AG = law_AG.where(valid_AG, 0)
         context_LF = sequence.features[: int(anchors_A.max())].float()
         columns["features"].append(functional.pad(context_LF, (0, 0, 0, longest - len(context_LF))))
+        next_L = sequence.ids[1 : len(context_LF) + 1]
+        columns["next_ids"].append(functional.pad(next_L, (0, longest - len(next_L))))
         columns["anchor_ids"].append(sequence.ids[anchors_A])
         columns["target_ids"].append(sequence.ids[law_AG + 1].where(valid_AG, 0))
         columns["valid"].append(valid_AG)

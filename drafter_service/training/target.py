@@ -82,6 +82,28 @@ class Target:
         return taps, out.last_hidden_state[0]
 
     @torch.no_grad()
+    def hidden_states_of(
+        self, sequences: Sequence[Sequence[int]], target_layer_ids: Sequence[int]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Of several sequences in one forward: (tapped outputs side by side, last hidden state).
+
+        Padding goes behind each sequence, where no position of it looks.
+        """
+        longest = max(map(len, sequences))
+        ids_SL = torch.tensor([[*ids, *(0,) * (longest - len(ids))] for ids in sequences])
+        out = self._model.model(ids_SL.to(self.device), output_hidden_states=True, use_cache=False)
+        return [
+            (
+                torch.cat(
+                    [out.hidden_states[layer + 1][row, : len(ids)] for layer in target_layer_ids],
+                    dim=-1,
+                ),
+                out.last_hidden_state[row, : len(ids)],
+            )
+            for row, ids in enumerate(sequences)
+        ]
+
+    @torch.no_grad()
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Logits [N, V] of normed hidden states."""
         return functional.linear(hidden_ND.to(self.device), self.head)

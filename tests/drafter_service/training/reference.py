@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from drafter_service.backbone import DSparkModel
-from drafter_service.training.features import FeatureSequence
+from drafter_service.training.shards import FeatureSequence
 
 
 def random_model(spec_model: DSparkModel, seed: int) -> DSparkModel:

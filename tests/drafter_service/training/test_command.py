@@ -39,7 +39,8 @@ def test_every_argument_reaches_the_configuration() -> None:
                 "--max-sequences=12",
                 "--max-length=50",
             ),
-            *("--seed=9", "--device=cuda", "--precision=bf16"),
+            *("--seed=9", "--device=cuda", "--precision=bf16", "--compile", "--log-every=20"),
+            *("--prefetch=3", "--budget-s=60"),
         )
     )
     shape, schedule = config.shape, config.schedule
@@ -50,12 +51,21 @@ def test_every_argument_reaches_the_configuration() -> None:
     assert (schedule.evaluate_every, schedule.checkpoint_every) == (6, 4)
     assert (config.num_held_out, config.max_sequences, config.max_length) == (8, 12, 50)
     assert (config.seed, config.device, config.precision) == (9, "cuda", "bf16")
+    assert (config.compile_backend, config.log_every) == ("inductor", 20)
+    assert (config.num_prefetch, config.time_budget_s) == (3, 60.0)
     assert (config.loss.cross_entropy, config.loss.distillation) == (0.3, 0.4)
 
 
 def test_no_head_means_no_rank() -> None:
     config = command.config_from(_parse(*PATHS, "--head", "none"))
     assert config.shape.markov_rank == 0
+
+
+def test_the_kind_reaches_the_configuration() -> None:
+    assert command.config_from(_parse(*PATHS)).shape.kind == "dspark"
+    assert command.config_from(_parse(*PATHS, "--kind=autoregressive")).shape.kind == (
+        "autoregressive"
+    )
 
 
 def test_the_command_trains_and_says_where(
@@ -66,7 +76,7 @@ def test_the_command_trains_and_says_where(
         *("--work", str(tmp_path / "w"), "--output", str(tmp_path / "o"), "--held-out", "4"),
         *("--steps", "2", "--evaluate-every", "1", "--gamma", "2", "--sequences-per-step", "2"),
     )
-    assert command.run(args) == 0
+    assert command.run(command.config_from(args)) == 0
     out = capsys.readouterr().out
     assert "step 1: accepted length" in out
     assert str(tmp_path / "o") in out

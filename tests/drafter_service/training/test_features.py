@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,15 +14,15 @@ from transformers import AutoModelForCausalLM
 from cluster.errors import CheckpointError, StorageFull
 from drafter_service.training.dataset import Record, load_records
 from drafter_service.training.features import (
-    FeatureSequence,
     FeatureStore,
     StoreKey,
     compute_features,
 )
+from drafter_service.training.shards import FeatureSequence, GeneratedFeatures
 from drafter_service.training.target import Target
 
 TAPS = (0, 2)
-Compute = Callable[[Record], FeatureSequence]
+Compute = Callable[[Sequence[Record]], list[FeatureSequence]]
 KEY = StoreKey(target="t", data="d", target_layer_ids=TAPS, shard_size=8)
 
 
@@ -41,14 +41,14 @@ def compute(target: Target) -> Compute:
     return partial(compute_features, target, target_layer_ids=TAPS)
 
 
-def _refuse(record: Record) -> FeatureSequence:
+def _refuse(records: Sequence[Record]) -> list[FeatureSequence]:
     raise AssertionError("no shard should be computed")
 
 
 def test_features_are_the_outputs_of_the_tapped_layers(
     tiny: Path, target: Target, records: list[Record]
 ) -> None:
-    sequence = compute_features(target, records[0], TAPS)
+    sequence = compute_features(target, records[:1], TAPS)[0]
     model = AutoModelForCausalLM.from_pretrained(tiny / "target", dtype=torch.float32)
     with torch.no_grad():
         out = model(torch.tensor([records[0].ids]), output_hidden_states=True)
@@ -61,7 +61,7 @@ def test_features_are_the_outputs_of_the_tapped_layers(
 def test_log_normaliser_rebuilds_full_vocabulary_probabilities(
     tiny: Path, target: Target, records: list[Record]
 ) -> None:
-    sequence = compute_features(target, records[0], TAPS)
+    sequence = compute_features(target, records[:1], TAPS)[0]
     model = AutoModelForCausalLM.from_pretrained(tiny / "target", dtype=torch.float32)
     with torch.no_grad():
         law = model(torch.tensor([records[0].ids])).logits[0].softmax(-1)
@@ -127,3 +127,53 @@ def test_a_full_disk_leaves_no_partial_shard(
     with pytest.raises(StorageFull, match="shard-00000"):
         store.shard(0)
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+
+
+def test_sequences_padded_in_one_forward_give_what_each_gives_alone(
+    target: Target, records: list[Record]
+) -> None:
+    together = compute_features(target, records, TAPS, at_once=7)
+    alone = compute_features(target, records, TAPS, at_once=1)
+    assert len(together) == len(alone) == 20
+    for a, b in zip(together, alone, strict=True):
+        assert torch.equal(a.ids, b.ids)
+        torch.testing.assert_close(a.features, b.features, rtol=2**-6, atol=1e-3)
+        torch.testing.assert_close(a.hidden, b.hidden, rtol=2**-8, atol=1e-3)
+        torch.testing.assert_close(a.log_normaliser, b.log_normaliser, rtol=1e-4, atol=1e-4)
+
+
+def test_kept_features_are_taken_and_only_the_rest_is_computed(
+    tmp_path: Path, compute: Compute, records: list[Record]
+) -> None:
+    kept = GeneratedFeatures(tmp_path / "kept", target="t", target_layer_ids=TAPS)
+    kept.add(compute(records[:10]))
+    asked: list[Record] = []
+
+    def watched(missing: Sequence[Record]) -> list[FeatureSequence]:
+        asked.extend(missing)
+        return compute(missing)
+
+    store = FeatureStore(tmp_path / "store", records, KEY, watched, kept)
+    store.fill(range(3))
+    assert asked == records[10:]
+    # A shard that was kept whole is not written again.
+    assert [path.name for path in sorted((tmp_path / "store").glob("*.safetensors"))] == [
+        "shard-00001.safetensors",
+        "shard-00002.safetensors",
+    ]
+    plain = FeatureStore(tmp_path / "plain", records, KEY, compute)
+    for a, b in zip(store.all(), plain.all(), strict=True):
+        assert torch.equal(a.ids, b.ids)
+        assert torch.equal(a.features, b.features)
+        assert torch.equal(a.log_normaliser, b.log_normaliser)
+
+
+def test_a_damaged_shard_of_kept_features_is_named(
+    tmp_path: Path, compute: Compute, records: list[Record]
+) -> None:
+    kept = GeneratedFeatures(tmp_path, target="t", target_layer_ids=TAPS)
+    kept.add(compute(records[:2]))
+    [path] = tmp_path.rglob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="not a feature shard"):
+        GeneratedFeatures(tmp_path, target="t", target_layer_ids=TAPS)

@@ -11,10 +11,12 @@ from drafter_service.backbone import DSparkModel
 from drafter_service.training.config import LossWeights
 from drafter_service.training.loss import (
     BlockOutput,
+    Loss,
     block_output,
     draft_law,
     l1_distance,
     objective,
+    total_weights,
 )
 from drafter_service.training.packing import pack
 from drafter_service.training.vocabulary import vocabulary_of
@@ -126,3 +128,30 @@ def test_confidence_does_not_pull_on_the_distance_through_its_label() -> None:
     loss = objective(frozen, draft_law(model, batch).detach(), batch, t2d, only)
     gradient = torch.autograd.grad(loss.total, model.lm_head.weight, allow_unused=True)[0]
     assert gradient is None or not gradient.any()
+
+
+@torch.no_grad()
+def test_the_losses_of_two_shares_add_up_to_the_loss_of_the_whole() -> None:
+    model = _model("vanilla", 4)
+    sequences = [sequence(10, 3, seed=1), sequence(14, 4, seed=2)]
+    anchors = torch.tensor([[4, 7, 8], [5, 11, 12]])
+    t2d = vocabulary_of(D2T, 20).t2d
+
+    def loss(rows: slice, totals: torch.Tensor | None = None) -> Loss:
+        batch = pack(sequences[rows], anchors[rows], GAMMA)
+        law = draft_law(model, batch)
+        return objective(block_output(model, batch), law, batch, t2d, WEIGHTS, totals)
+
+    whole = pack(sequences, anchors, GAMMA)
+    totals = sum(
+        total_weights(pack(sequences[rows], anchors[rows], GAMMA), t2d, WEIGHTS)
+        for rows in (slice(0, 1), slice(1, 2))
+    )
+    assert isinstance(totals, torch.Tensor)
+    torch.testing.assert_close(totals, total_weights(whole, t2d, WEIGHTS))
+    shares = [loss(slice(0, 1), totals), loss(slice(1, 2), totals)]
+    expected = loss(slice(0, 2))
+    for name in ("total", "cross_entropy", "distillation", "total_variation", "confidence"):
+        found = sum(float(getattr(share, name)) for share in shares)
+        assert found == pytest.approx(float(getattr(expected, name)), rel=1e-5)
+    assert float(shares[0].total) != pytest.approx(float(expected.total) / 2, rel=1e-3)

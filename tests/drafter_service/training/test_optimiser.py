@@ -6,7 +6,7 @@ from torch import nn
 
 from cluster.errors import ConfigError, TrainingDiverged
 from drafter_service.training.config import DrafterShape, Schedule
-from drafter_service.training.optimiser import Optimiser, learning_rate
+from drafter_service.training.optimiser import Optimiser, learning_rate, require_finite
 
 SCHEDULE = Schedule(num_steps=100, learning_rate=1.0, warmup_fraction=0.1)
 
@@ -41,9 +41,11 @@ def test_an_update_is_clipped_adamw() -> None:
 def test_a_loss_that_is_not_finite_changes_nothing(value: float) -> None:
     model = nn.Linear(2, 1)
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(TrainingDiverged, match="step 7"):
-        Optimiser(model, SCHEDULE).update(model(torch.ones(1, 2)).sum() * value, step=7)
+    loss = model(torch.ones(1, 2)).sum() * value
+    norm = Optimiser(model, SCHEDULE).update(loss, step=7)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    with pytest.raises(TrainingDiverged, match=r"loss is .* step 7"):
+        require_finite(7, loss.item(), norm.item())
 
 
 def test_a_finite_loss_with_an_infinite_gradient_changes_nothing() -> None:
@@ -51,9 +53,28 @@ def test_a_finite_loss_with_an_infinite_gradient_changes_nothing() -> None:
     with torch.no_grad():
         model.weight.zero_()
     loss = model(torch.ones(1, 2)).sum().abs().sqrt()
-    with pytest.raises(TrainingDiverged, match="gradient"):
-        Optimiser(model, SCHEDULE).update(loss, step=0)
+    norm = Optimiser(model, SCHEDULE).update(loss, step=0)
     assert not model.weight.any()
+    with pytest.raises(TrainingDiverged, match=r"gradient norm is .* step 0"):
+        require_finite(0, loss.item(), norm.item())
+
+
+def test_an_update_that_was_skipped_leaves_the_next_one_as_it_would_have_been() -> None:
+    model, twin = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
+    twin.load_state_dict(model.state_dict())
+    skipping, plain = Optimiser(model, SCHEDULE), Optimiser(twin, SCHEDULE)
+    inputs = torch.tensor([[3.0, 4.0]])
+    skipping.update(model(inputs).sum() * torch.nan, step=0)
+    skipping.update(model(inputs).sum(), step=1)
+    plain.update(twin(inputs).sum(), step=1)
+    assert torch.equal(model.weight, twin.weight)
+
+
+def test_a_time_budget_can_only_hasten_the_cosine() -> None:
+    assert learning_rate(SCHEDULE, 55, spent=0.2) == learning_rate(SCHEDULE, 55)
+    assert learning_rate(SCHEDULE, 12, spent=0.5) == pytest.approx(0.525)
+    assert learning_rate(SCHEDULE, 12, spent=1.5) == pytest.approx(0.05)
+    assert learning_rate(SCHEDULE, 3, spent=0.5) == learning_rate(SCHEDULE, 3)  # warm-up first
 
 
 @pytest.mark.parametrize(

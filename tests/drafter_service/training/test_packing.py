@@ -5,7 +5,6 @@ import torch
 
 from cluster.drafter_spec import DrafterSpec, HeadKind
 from drafter_service.backbone import DSparkModel
-from drafter_service.training.features import FeatureSequence
 from drafter_service.training.packing import (
     anchor_range,
     block_hidden,
@@ -13,6 +12,7 @@ from drafter_service.training.packing import (
     pack,
     visibility,
 )
+from drafter_service.training.shards import FeatureSequence
 from tests.drafter_service.training import reference
 
 GAMMA = 3

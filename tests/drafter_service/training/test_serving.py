@@ -27,7 +27,7 @@ def test_the_engine_drafts_what_training_computed(
     shape = DrafterShape(gamma=3, markov_rank=8, num_layers=2, draft_vocab_size=draft_vocab_size)
     config = make_config(shape=shape)
     trainer.train(config)
-    sequence = trainer._prepare(config).held_out[0]
+    sequence = trainer.prepare(config).held_out[0]
     anchor = sequence.num_prompt + 5
     model = load_drafter(config.output, config.target)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
+from cluster.drafter_spec import HeadKind
 from cluster.errors import (
     CheckpointError,
     ConfigError,
@@ -19,12 +22,18 @@ from cluster.errors import (
     StorageFull,
     TrainingDiverged,
 )
+from cluster.fingerprint import folder_fingerprint
+from drafter_service import loading
 from drafter_service.loading import load_drafter
+from drafter_service.training import run as run_module
 from drafter_service.training import trainer
 from drafter_service.training.batches import Batches
+from drafter_service.training.checkpoint import load_state
 from drafter_service.training.config import DrafterShape, Schedule, TrainConfig
+from drafter_service.training.dataset import load_records
 from drafter_service.training.loss import block_output
 from drafter_service.training.packing import Pack
+from drafter_service.training.progress import LearningCurve
 from drafter_service.training.trainer import StepReport, train
 from tests.drafter_service.training.conftest import write_target
 
@@ -84,7 +93,7 @@ def test_training_makes_drafts_that_the_target_accepts(make_config: MakeConfig) 
         checkpoint_every=150,
     )
     config = make_config(schedule=schedule)
-    run = trainer._prepare(config)
+    run = trainer.prepare(config)
     trained_on = [run.batches._sequence(index) for index in range(8)]
     before = trainer.evaluate(run.model, trained_on, [True] * 8)
     train(config)
@@ -156,6 +165,68 @@ def test_a_full_disk_stops_and_keeps_the_last_checkpoint(
     assert train(make_config()).steps[-1].step == 7
 
 
+def test_a_disk_full_at_the_export_keeps_the_last_drafter_and_goes_on_later(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Killed):
+        train(make_config(), _kill_at(5))
+    exported = tmp_path / "drafter"
+    before = {path.name: path.read_bytes() for path in exported.iterdir()}
+    assert "model.safetensors" in before
+
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "save_file", full)
+        patch.setattr(LearningCurve, "best", -1.0)  # every evaluation exports
+        with pytest.raises(StorageFull, match="drafter"):
+            train(make_config())
+    assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
+    assert train(make_config()).steps[-1].step == 7
+
+
+@pytest.mark.parametrize("head", ["gated", "rnn"])
+def test_heads_with_parameters_of_their_own_start_from_the_seed(
+    make_config: MakeConfig, head: HeadKind
+) -> None:
+    config = make_config(shape=DrafterShape(gamma=2, head=head, markov_rank=4))
+    torch.manual_seed(1)
+    first = trainer.prepare(config).model
+    torch.manual_seed(2)
+    second = trainer.prepare(config).model
+    for (name, a), (_, b) in zip(first.named_parameters(), second.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_checkpoint_written_before_there_were_kinds_still_resumes(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    curve = train(make_config())
+    identity = torch.load(tmp_path / "work" / "state.pt", weights_only=True)["identity"]
+    # sha256 of the settings as the first release wrote them: no kind among them.
+    config = make_config()
+    shape = {k: v for k, v in dataclasses.asdict(config.shape).items() if k != "kind"}
+    decides = {
+        "shape": shape,
+        "schedule": dataclasses.asdict(config.schedule),
+        "loss": dataclasses.asdict(config.loss),
+        "seed": 0,
+        "held_out": 4,
+        "sequences": None,
+        "precision": "fp32",
+        "target": folder_fingerprint(config.target),
+        "data": run_module._digest(load_records(config.data, vocab_size=64, max_length=1024)),
+    }
+    expected = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+    assert identity == expected
+    state = torch.load(tmp_path / "work" / "state.pt", weights_only=True)
+    del state["elapsed_s"]
+    torch.save(state, tmp_path / "work" / "state.pt")
+    assert train(make_config()).to_json() == curve.to_json()
+
+
 def test_a_damaged_checkpoint_is_named(make_config: MakeConfig, tmp_path: Path) -> None:
     train(make_config())
     state = tmp_path / "work" / "state.pt"
@@ -214,8 +285,8 @@ def test_taps_and_depth_must_exist_in_the_target(make_config: MakeConfig) -> Non
 def test_the_exported_drafter_computes_what_training_computed(make_config: MakeConfig) -> None:
     config = make_config(shape=DrafterShape(gamma=3, markov_rank=8, num_layers=2, head="gated"))
     train(config)
-    run = trainer._prepare(config)
-    trainer.load_state(config.work, identity=run.identity, model=run.model, optimiser=run.optimiser)
+    run = trainer.prepare(config)
+    load_state(config.work, identity=run.identity, model=run.model, optimiser=run.optimiser)
     exported = load_drafter(config.output, config.target)
     with torch.no_grad():
         for parameter in run.model.parameters():
@@ -238,6 +309,6 @@ def test_every_head_trains(make_config: MakeConfig, tmp_path: Path) -> None:
 
 
 def test_fewer_sequences_train_on_fewer_shards(make_config: MakeConfig, tmp_path: Path) -> None:
-    run = trainer._prepare(make_config(max_sequences=5))
+    run = trainer.prepare(make_config(max_sequences=5))
     assert len(run.batches._store) == 5
     assert len(run.held_out) == 4

@@ -1,0 +1,71 @@
+"""From prompts to training data: text side, torch engine and response log, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster.drafter_checkpoint import target_config
+from cluster.errors import ModelNotFound
+from cluster.fingerprint import folder_fingerprint
+from deploy.generation import GenerationConfig, open_generator
+from deploy.text_model import load_text_model
+from drafter_service.training.collection import CollectionProgress, collect
+from drafter_service.training.initialisation import tapped_layers
+from drafter_service.training.prompts import load_prompts
+from drafter_service.training.responses import ResponseLog, ResponseSettings, plan
+from drafter_service.training.shards import GeneratedFeatures
+
+
+def generate_responses(
+    *,
+    target: Path,
+    prompts: Path,
+    log: Path,
+    settings: ResponseSettings,
+    generation: GenerationConfig,
+    features: Path | None = None,
+    taps: tuple[int, ...] | None = None,
+    report: Callable[[CollectionProgress], None] = lambda progress: None,
+    budget_s: float | None = None,
+) -> None:
+    """Have the target answer every prompt; what ``log`` holds already is not asked again.
+
+    Args:
+        target: Hugging Face folder.
+        prompts: a prompt file (`drafter_service.training.prompts`).
+        log: data for `drafter_service.training.trainer.train`.
+        features: folder to keep training features in; None keeps none.
+        taps: layers of those features; None: what training taps by default.
+        budget_s: begin no further response after so many seconds.
+
+    Raises:
+        ModelNotFound, CheckpointError, Unsupported: a target that cannot be served, or a log of
+            another one or of other settings.
+        DatasetError: no usable prompt.
+        StorageFull: no room; what is written is kept.
+    """
+    asked = load_prompts(prompts)
+    if not (target / "config.json").is_file():
+        raise ModelNotFound(f"no target model at {target}", hint="pass a Hugging Face folder")
+    text = load_text_model(target)
+    tasks = plan(
+        asked, lambda prompt: text.encode_chat([{"role": "user", "content": prompt}]), settings
+    )
+    fingerprint = folder_fingerprint(target)
+    responses = ResponseLog(log, target=fingerprint, settings=settings)
+    if not responses.missing(tasks) or (budget_s is not None and budget_s <= 0):
+        return
+    kept = None
+    layers: tuple[int, ...] | None = None
+    if features is not None:
+        layers = tapped_layers(taps, int(target_config(target)["num_hidden_layers"]))
+        kept = GeneratedFeatures(features, target=fingerprint, target_layer_ids=layers)
+    collect(
+        tasks,
+        open_generator(target, generation, target_layer_ids=layers),
+        responses,
+        features=kept,
+        report=report,
+        budget_s=budget_s,
+    )
