@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from drafter_service.backbone import DSparkModel
-from drafter_service.loading import save_drafter
+from drafter_service.loading import load_drafter, save_drafter
 from drafter_service.training.autoregressive import AutoregressiveArchitecture
 from drafter_service.training.config import DrafterKind, DrafterShape
 from drafter_service.training.draft_model import DraftModel
-from drafter_service.training.initialisation import drafter_spec, initial_model
+from drafter_service.training.initialisation import check_shape, drafter_spec, initial_model
 from drafter_service.training.loss import BlockOutput, block_output
 from drafter_service.training.packing import Pack
 from drafter_service.training.target import Target
@@ -50,6 +50,15 @@ class Architecture(Protocol):
         """
         ...
 
+    def load(self, checkpoint: Path, target: Target, shape: DrafterShape) -> DraftModel:
+        """A drafter that exists, in fp32 on the target's device, to be trained further.
+
+        Raises:
+            ModelNotFound, CheckpointError: no drafter of this kind for this target.
+            ConfigError: not of this shape; names what differs.
+        """
+        ...
+
     def block_output(self, model: Any, batch: Pack) -> BlockOutput:
         """Run over a pack, teacher-forced; differentiable, without side effects."""
         ...
@@ -66,6 +75,12 @@ class DSparkArchitecture:
         """See `Architecture.initial_model`."""
         spec = drafter_spec(target, start.shape, start.mask_token_id)
         return initial_model(spec, target, start.d2t, start.bigrams, start.seed)
+
+    def load(self, checkpoint: Path, target: Target, shape: DrafterShape) -> DSparkModel:
+        """See `Architecture.load`."""
+        model = load_drafter(checkpoint, target.path, device=target.device)
+        check_shape(model.spec, drafter_spec(target, shape, model.spec.mask_token_id), checkpoint)
+        return model.train()
 
     def block_output(self, model: DSparkModel, batch: Pack) -> BlockOutput:
         """See `Architecture.block_output`."""

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from cluster.drafter_spec import AutoregressiveSpec
-from drafter_service.autoregressive.loading import save_autoregressive
+from drafter_service.autoregressive.loading import load_autoregressive, save_autoregressive
 from drafter_service.autoregressive.model import AutoregressiveModel
 from drafter_service.training.config import DrafterShape
-from drafter_service.training.initialisation import drafter_spec, start_taps
+from drafter_service.training.initialisation import check_shape, drafter_spec, start_taps
 from drafter_service.training.loss import BlockOutput
 from drafter_service.training.packing import Pack
 from drafter_service.training.target import Target
@@ -40,6 +40,12 @@ class AutoregressiveArchitecture:
         """See `Architecture.initial_model`."""
         spec = autoregressive_spec(target, start.shape, start.mask_token_id)
         return initial_model(spec, target, start.d2t, start.seed)
+
+    def load(self, checkpoint: Path, target: Target, shape: DrafterShape) -> AutoregressiveModel:
+        """See `Architecture.load`."""
+        model = load_autoregressive(checkpoint, target.path, device=target.device)
+        check_shape(model.spec, autoregressive_spec(target, shape, mask_token_id=0), checkpoint)
+        return model.train()
 
     def block_output(self, model: AutoregressiveModel, batch: Pack) -> BlockOutput:
         """See `Architecture.block_output`."""

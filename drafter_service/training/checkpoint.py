@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from cluster.errors import CheckpointError
+from cluster.fingerprint import folder_fingerprint
 from drafter_service.training.atomic import write_torch
 from drafter_service.training.config import TrainConfig
 from drafter_service.training.draft_model import DraftModel
@@ -29,7 +30,7 @@ def run_identity(config: TrainConfig, target: str, data: str) -> str:
     shape = asdict(config.shape)
     if config.shape.kind == "dspark":
         del shape["kind"]  # there was no other when the first checkpoints were written
-    decides = {
+    decides: dict[str, Any] = {
         "shape": shape,
         "schedule": asdict(config.schedule),
         "loss": asdict(config.loss),
@@ -40,6 +41,8 @@ def run_identity(config: TrainConfig, target: str, data: str) -> str:
         "target": target,
         "data": data,
     }
+    if config.start_from is not None:
+        decides["start_from"] = folder_fingerprint(config.start_from)
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 

@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiv
         required=True,
         help="best drafter so far (DeepSpec format)",
     )
+    paths.add_argument(
+        "--start-from", type=Path, metavar="DRAFTER", help="go on from the weights of this drafter"
+    )
     shape = parser.add_argument_group("drafter")
     shape.add_argument("--kind", choices=get_args(DrafterKind), default=DrafterShape.kind)
     shape.add_argument("--layers", type=int, default=DrafterShape.num_layers)
@@ -117,6 +120,7 @@ def config_from(args: argparse.Namespace) -> TrainConfig:
         data=args.data,
         work=args.work,
         output=args.output,
+        start_from=args.start_from,
         shape=DrafterShape(
             kind=args.kind,
             num_layers=args.layers,

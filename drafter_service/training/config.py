@@ -97,6 +97,8 @@ class TrainConfig:
     output: Path
     """Where the best drafter so far is exported (DeepSpec format)."""
     shape: DrafterShape = field(default_factory=DrafterShape)
+    start_from: Path | None = None
+    """A drafter of this very shape: the run begins with its weights and its draft vocabulary."""
     schedule: Schedule = field(default_factory=Schedule)
     loss: LossWeights = field(default_factory=LossWeights)
     seed: int = 0
@@ -120,6 +122,11 @@ class TrainConfig:
     by the clock where that is further than the steps."""
 
     def __post_init__(self) -> None:
+        if self.start_from is not None and self.start_from.resolve() == self.output.resolve():
+            raise ConfigError(
+                f"start_from and output are the same folder, {self.output}",
+                hint="a killed run could not go on: what it started from would be overwritten",
+            )
         _at_least_one("num_held_out", self.num_held_out)
         if self.max_sequences is not None:
             _at_least_one("max_sequences", self.max_sequences)

@@ -8,12 +8,14 @@ target's replies, factored to its rank: hundreds of steps that need not be train
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from cluster.drafter_spec import DrafterSpec
+from cluster.drafter_spec import AutoregressiveSpec, DrafterSpec
 from cluster.errors import CheckpointError, ConfigError
 from drafter_service.backbone import DraftLayer, DSparkModel
 from drafter_service.training.config import DrafterShape
@@ -89,6 +91,29 @@ def drafter_spec(target: Target, shape: DrafterShape, mask_token_id: int) -> Dra
         confidence_with_markov=shape.head != "none",
         sliding_windows=(None,) * shape.num_layers,
     )
+
+
+def check_shape(
+    found: DrafterSpec | AutoregressiveSpec,
+    wanted: DrafterSpec | AutoregressiveSpec,
+    checkpoint: Path,
+) -> None:
+    """Refuse to train a drafter further as something that it is not.
+
+    Raises:
+        ConfigError: names each field that differs.
+    """
+    values = asdict(wanted)
+    differ = [
+        f"{name} is {value}, the run asks for {values[name]}"
+        for name, value in asdict(found).items()
+        if value != values[name]
+    ]
+    if differ:
+        raise ConfigError(
+            f"cannot start from {checkpoint}: {'; '.join(differ)}",
+            hint="pass the shape that it was trained with: it is not read from the drafter",
+        )
 
 
 @torch.no_grad()

@@ -27,7 +27,11 @@ from drafter_service.training.optimiser import Optimiser
 from drafter_service.training.ranks import Ranks
 from drafter_service.training.shards import FeatureSequence, GeneratedFeatures
 from drafter_service.training.target import Target
-from drafter_service.training.vocabulary import choose_mask_id, choose_vocabulary
+from drafter_service.training.vocabulary import (
+    choose_mask_id,
+    choose_vocabulary,
+    vocabulary_of,
+)
 
 SEQUENCES_PER_SHARD = 32
 GENERATED_FEATURES = "generated"
@@ -63,22 +67,13 @@ def prepare(config: TrainConfig, ranks: Ranks | None = None) -> Run:
     vocab_size = target.config.vocab_size
     records = load_records(config.data, vocab_size=vocab_size, max_length=config.max_length)
     training, held_out = split(records, num_held_out=config.num_held_out, seed=config.seed)
-    frequencies = response_frequencies(training)
-    special = target.special_ids()
-    vocabulary = choose_vocabulary(
-        frequencies, special, vocab_size=vocab_size, size=config.shape.draft_vocab_size
-    )
-    bigrams = response_bigrams(training, vocabulary.t2d)
-    training = training[: config.max_sequences]  # counting is cheap, features are not
     architecture = architecture_of(config.shape.kind)
-    start = Start(
-        shape=config.shape,
-        mask_token_id=choose_mask_id(frequencies, special, vocab_size),
-        d2t=vocabulary.d2t,
-        bigrams=bigrams,
-        seed=config.seed,
-    )
-    model = architecture.initial_model(target, start)
+    if config.start_from is None:
+        model = architecture.initial_model(target, _start(config, target, training))
+    else:
+        model = architecture.load(config.start_from, target, config.shape)
+    vocabulary = vocabulary_of(model.d2t.tolist(), vocab_size)
+    training = training[: config.max_sequences]  # counting is cheap, features are not
     stores = _stores(config, ranks, model, target, training, held_out)
     return Run(
         config=config,
@@ -98,6 +93,22 @@ def prepare(config: TrainConfig, ranks: Ranks | None = None) -> Run:
         t2d=vocabulary.t2d.to(model.d2t.device),
         held_out=stores["held-out"].all() if ranks.is_main else (),
         greedy=[record.temperature == 0 for record in held_out] if ranks.is_main else (),
+    )
+
+
+def _start(config: TrainConfig, target: Target, training: Sequence[Record]) -> Start:
+    """What the replies say about where to start."""
+    vocab_size = target.config.vocab_size
+    frequencies, special = response_frequencies(training), target.special_ids()
+    vocabulary = choose_vocabulary(
+        frequencies, special, vocab_size=vocab_size, size=config.shape.draft_vocab_size
+    )
+    return Start(
+        shape=config.shape,
+        mask_token_id=choose_mask_id(frequencies, special, vocab_size),
+        d2t=vocabulary.d2t,
+        bigrams=response_bigrams(training, vocabulary.t2d),
+        seed=config.seed,
     )
 
 
