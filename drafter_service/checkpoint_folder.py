@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from safetensors.torch import save
 from torch import Tensor
@@ -17,6 +17,10 @@ from torch import Tensor
 from cluster.drafter_config import is_speculators
 from cluster.errors import ConfigError, StorageFull
 from cluster.tensor_folder import read_json
+
+_PARTS: Final = frozenset(
+    {"config.json", "model.safetensors.index.json", "calibration.json", "reliability.png"}
+)
 
 
 def check_output(output: Path, source: Path, *, force: bool) -> None:
@@ -38,9 +42,10 @@ def check_output(output: Path, source: Path, *, force: bool) -> None:
     present = sorted(path.name for path in output.iterdir())
     if not present:
         return
-    if not _holds_drafter(output):
+    foreign = present if not holds_drafter(output) else [n for n in present if not _is_ours(n)]
+    if foreign:
         raise ConfigError(
-            f"output: {output} holds other files ({', '.join(present[:3])}, ...)",
+            f"output: {output} holds other files ({', '.join(foreign[:3])}, ...)",
             hint="name a new folder; --force only replaces a drafter",
         )
     if not force:
@@ -49,13 +54,18 @@ def check_output(output: Path, source: Path, *, force: bool) -> None:
         )
 
 
-def _holds_drafter(folder: Path) -> bool:
-    """Whether a folder is a drafter checkpoint and nothing more, so that it may be replaced."""
+def holds_drafter(folder: Path) -> bool:
+    """Whether a folder holds a drafter of a format that we read, and no folders."""
     config = folder / "config.json"
     if not config.is_file() or any(path.is_dir() for path in folder.iterdir()):
         return False
     values = read_json(config)
     return is_speculators(values) or "target_layer_ids" in values
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a file in a drafter's folder is a part of it, or was computed from it."""
+    return name in _PARTS or name.endswith(".safetensors")
 
 
 def publish(config: Mapping[str, Any], tensors: Mapping[str, Tensor], output: Path) -> None:

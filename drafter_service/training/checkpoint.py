@@ -26,7 +26,10 @@ _NAME = "state.pt"
 
 
 def run_identity(config: TrainConfig, target: str, data: str) -> str:
-    """Digest of all that decides the loss curve; a checkpoint resumes only under the same."""
+    """Digest of all that decides the loss curve; a checkpoint resumes only under the same.
+
+    Under a time budget the clock decides too, and so does where the budget ends: that is not part.
+    """
     shape = asdict(config.shape)
     if config.shape.kind == "dspark":
         del shape["kind"]  # there was no other when the first checkpoints were written

@@ -122,11 +122,13 @@ class TrainConfig:
     by the clock where that is further than the steps."""
 
     def __post_init__(self) -> None:
-        if self.start_from is not None and self.start_from.resolve() == self.output.resolve():
-            raise ConfigError(
-                f"start_from and output are the same folder, {self.output}",
-                hint="a killed run could not go on: what it started from would be overwritten",
-            )
+        for name in ("target", "work", "start_from"):
+            other = getattr(self, name)
+            if other is not None and other.resolve() == self.output.resolve():
+                raise ConfigError(
+                    f"{name} and output are the same folder, {self.output}",
+                    hint="the drafter is written to output, over what is there",
+                )
         _at_least_one("num_held_out", self.num_held_out)
         if self.max_sequences is not None:
             _at_least_one("max_sequences", self.max_sequences)

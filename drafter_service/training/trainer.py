@@ -63,6 +63,8 @@ def _train(
     steps_done, curve, before_s = load_state(
         run.config.work, identity=run.identity, model=run.model, optimiser=run.optimiser
     )
+    if run.ranks.is_main and steps_done == schedule.num_steps and not _has_drafter(run):
+        _export(run)  # a finished run, asked for its drafter in another place
     loss_of = loss_function(run)
     started_s = clock()
     unread: list[Tensor] = []
@@ -90,6 +92,16 @@ def _train(
                 )
     run.ranks.wait()  # the main rank may still be writing
     return curve
+
+
+def _has_drafter(run: Run) -> bool:
+    """False for a run whose output folder was moved or emptied since its last export."""
+    return (run.config.output / "model.safetensors").is_file()
+
+
+def _export(run: Run) -> None:
+    with no_space(run.config.output):
+        run.architecture.save(run.model, run.config.output, torch.bfloat16)
 
 
 def _due(schedule: Schedule, steps_done: int) -> bool:
@@ -121,9 +133,8 @@ def _after_step(
         )
         is_best = figures.score > curve.best
         curve.evaluations.append((steps_done, figures))
-        if is_best:
-            with no_space(run.config.output):
-                run.architecture.save(run.model, run.config.output, torch.bfloat16)
+        if is_best or not _has_drafter(run):
+            _export(run)
         curve.write(run.config.work)
     if is_last or steps_done % schedule.checkpoint_every == 0:
         save_state(
