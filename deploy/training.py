@@ -8,11 +8,12 @@ from pathlib import Path
 from cluster.drafter_checkpoint import target_config
 from cluster.errors import ModelNotFound
 from cluster.fingerprint import folder_fingerprint
+from cluster.prompt_file import read_prompts
 from deploy.generation import GenerationConfig, open_generator
+from deploy.offline.prompts import prompt_ids
 from deploy.text_model import load_text_model
 from drafter_service.training.collection import CollectionProgress, collect
 from drafter_service.training.initialisation import tapped_layers
-from drafter_service.training.prompts import load_prompts
 from drafter_service.training.responses import ResponseLog, ResponseSettings, plan
 from drafter_service.training.shards import GeneratedFeatures
 
@@ -33,7 +34,7 @@ def generate_responses(
 
     Args:
         target: Hugging Face folder.
-        prompts: a prompt file (`drafter_service.training.prompts`).
+        prompts: a prompt file (`cluster.prompt_file`).
         log: data for `drafter_service.training.trainer.train`.
         features: folder to keep training features in; None keeps none.
         taps: layers of those features; None: what training taps by default.
@@ -42,16 +43,14 @@ def generate_responses(
     Raises:
         ModelNotFound, CheckpointError, Unsupported: a target that cannot be served, or a log of
             another one or of other settings.
-        DatasetError: no usable prompt.
+        PromptFileError, DatasetError: no prompts, or none that leaves room for a response.
         StorageFull: no room; what is written is kept.
     """
-    asked = load_prompts(prompts)
+    asked = read_prompts(prompts)
     if not (target / "config.json").is_file():
         raise ModelNotFound(f"no target model at {target}", hint="pass a Hugging Face folder")
     text = load_text_model(target)
-    tasks = plan(
-        asked, lambda prompt: text.encode_chat([{"role": "user", "content": prompt}]), settings
-    )
+    tasks = plan(asked, lambda words: prompt_ids(words, text), settings)
     fingerprint = folder_fingerprint(target)
     responses = ResponseLog(log, target=fingerprint, settings=settings)
     if not responses.missing(tasks) or (budget_s is not None and budget_s <= 0):

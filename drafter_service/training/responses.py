@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from cluster.errors import CheckpointError, ConfigError, DatasetError
+from cluster.prompt_file import TextPrompt
 from drafter_service.training.atomic import append_lines, write_json
-from drafter_service.training.prompts import TextPrompt
 from drafter_service.training.shards import FeatureSequence
 
 

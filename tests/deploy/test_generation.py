@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.errors import CheckpointError, DatasetError, ModelNotFound, PromptTooLong
+from cluster.errors import CheckpointError, ModelNotFound, PromptFileError, PromptTooLong
 from deploy.generation import GenerationConfig, open_generator
 from deploy.training import generate_responses
 from drafter_service.training import trainer
@@ -155,7 +155,7 @@ def test_bad_input_is_refused_before_the_target_is_loaded(
         "generation": SMALL,
     }
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(DatasetError, match="holds no prompt"):
+    with pytest.raises(PromptFileError, match="holds no prompt"):
         generate_responses(**{**given, "prompts": tmp_path / "empty.jsonl"})
     with pytest.raises(ModelNotFound, match="no target model"):
         generate_responses(**{**given, "target": tmp_path / "none"})

@@ -189,6 +189,12 @@ def test_a_template_may_refuse_and_may_be_a_list(bare_model: Path) -> None:
         text_model.encode_chat([{"role": "system", "content": "x"}])
 
 
+def test_half_of_a_surrogate_pair_is_refused(bare_model: Path) -> None:
+    text_model = load_text_model(bare_model)
+    with pytest.raises(InvalidRequest, match="not Unicode"):
+        text_model.encode("\ud800")
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("damage", ["vocab_size", "not json", "no tokenizer", "bad template"])
 def test_a_broken_folder_is_named(bare_model: Path, damage: str) -> None:

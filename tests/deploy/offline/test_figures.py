@@ -69,6 +69,16 @@ def test_the_threshold_keeps_a_prefix() -> None:
     assert [found[t]["accepted_length"] for t in (0.0, 0.5, 0.8, 0.95)] == [2, 2, 1.5, 1]
 
 
+def test_a_stop_id_at_a_blocks_end_leaves_no_bonus_token() -> None:
+    """Everything verified, the sweep gives the length that the rounds really had."""
+    ended = make_round(draft_ids=(1, 2, 3, 7), num_accepted=4, num_emitted=4)
+    table = make_table([ended, make_round()])
+    whole = figures.whole_length(table)
+    assert whole is not None
+    sweep = figures.threshold_sweep(table, (0.0, 0.5))
+    assert [f["accepted_length"] for f in sweep[:2]] == [whole["accepted_length"], 3] == [3.5, 3]
+
+
 def test_short_blocks_verify_no_empty_places() -> None:
     short = make_round(draft_ids=(1,), confidence=(0.9,), num_verified=1, num_accepted=1)
     found = figures.threshold_sweep(make_table([short]), (0.0,))

@@ -1,4 +1,4 @@
-"""Prompt files: labels, limits, and every way to be wrong."""
+"""Prompts through a chat template, with limits; files as such: `tests.cluster.test_prompt_file`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from cluster.errors import PromptFileError
+from cluster.errors import PromptTooLong
 from deploy.offline.prompts import load_prompts
 from deploy.text_model import TextModel, load_text_model
 
@@ -55,40 +55,10 @@ def test_the_limit_is_of_each_source(text: TextModel, tmp_path: Path) -> None:
     assert [(p.source, p.ids[1]) for p in prompts] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
 
-def test_a_missing_file_is_named(text: TextModel, tmp_path: Path) -> None:
-    with pytest.raises(PromptFileError, match=r"gone\.jsonl: No such file"):
-        load_prompts(tmp_path / "gone.jsonl", text)
-
-
-def test_an_empty_file_holds_no_prompts(text: TextModel, tmp_path: Path) -> None:
-    path = tmp_path / "empty.jsonl"
-    path.write_text("\n")
-    with pytest.raises(PromptFileError, match="holds no prompts"):
+def test_the_line_of_a_prompt_that_is_too_long_is_named(text: TextModel, tmp_path: Path) -> None:
+    """63 ids leave room for one more, 64 do not; the template adds one."""
+    path = write(tmp_path / "p.jsonl", {"prompt": "one " * 62}, {"prompt": "one " * 63})
+    with pytest.raises(PromptTooLong, match="line 2: 64 tokens"):
         load_prompts(path, text)
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("{", "not JSON"),
-        ("[1]", "expected an object"),
-        ('{"text": "one"}', "no prompt"),
-        ('{"prompt": "  "}', "no prompt"),
-        ('{"turns": []}', "no prompt"),
-        ('{"turns": [3]}', "no prompt"),
-        ('{"prompt": "one", "source": 3}', "source is 3"),
-        ('{"prompt": "one", "domain": ""}', "domain is ''"),
-    ],
-)
-def test_a_wrong_line_is_named(text: TextModel, tmp_path: Path, line: str, what: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "one"}\n' + line + "\n")
-    with pytest.raises(PromptFileError, match=f"line 2: {what}"):
-        load_prompts(path, text)
-
-
-def test_binary_is_no_prompt_file(text: TextModel, tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PromptFileError, match="cannot read"):
-        load_prompts(path, text)
+    path = write(tmp_path / "p.jsonl", {"prompt": "one " * 62})
+    assert len(load_prompts(path, text)[0].ids) == 63

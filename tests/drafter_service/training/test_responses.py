@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from cluster.errors import CheckpointError, ConfigError, DatasetError, StorageFull
+from cluster.prompt_file import TextPrompt
 from drafter_service.training.collection import (
     RESPONSES_AT_ONCE,
     CollectionProgress,
     collect,
 )
 from drafter_service.training.dataset import load_records
-from drafter_service.training.prompts import TextPrompt
 from drafter_service.training.responses import (
     Response,
     ResponseLog,
@@ -28,7 +28,10 @@ from drafter_service.training.shards import FeatureSequence, GeneratedFeatures
 SETTINGS = ResponseSettings(
     temperatures=(0.0, 1.0), samples=2, max_new_tokens=6, max_length=40, seed=1
 )
-PROMPTS = [TextPrompt(text="a" * number, source=f"s{number % 2}") for number in range(1, 21)]
+PROMPTS = [
+    TextPrompt(text="a" * number, source=f"s{number % 2}", domain="all", where=f"line {number}")
+    for number in range(1, 21)
+]
 
 
 def encode(text: str) -> tuple[int, ...]:

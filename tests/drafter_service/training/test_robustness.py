@@ -145,7 +145,7 @@ def test_a_file_system_without_room_stops_with_an_error_and_loses_nothing(
     ("change", "message"),
     [
         ({"--prompts": "empty"}, "holds no prompt"),
-        ({"--prompts": "none"}, "no prompt file"),
+        ({"--prompts": "none"}, "cannot read the prompt file"),
         ({"--target": "none"}, "no target model"),
         ({"--temperatures": "-1"}, "none below 0"),
     ],
