@@ -19,6 +19,9 @@ import yaml
 
 from cluster.errors import ConfigError
 
+MAX_THREADS: Final = 1024
+"""Of one process; far more end it with a fault inside OpenMP."""
+
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 
 
@@ -76,7 +79,7 @@ class DrafterConfig:
     num_gpus: float = natural(0)
     dtype: str = one_of("auto", *_DTYPES)
     """``auto``: fp32 on a CPU, else bfloat16."""
-    num_threads: int = natural(0)
+    num_threads: int = natural(0, most=MAX_THREADS)
     """Torch threads of a replica, 0 for all cores."""
     max_sessions: int = positive(256)
     max_session_tokens: int = positive(1 << 20)
@@ -96,7 +99,7 @@ class VerifierConfig:
     num_replicas: int = positive(1)
     num_cpus: float = positive(1.0)
     num_gpus: float = natural(0)
-    num_threads: int = natural(0)
+    num_threads: int = natural(0, most=MAX_THREADS)
     max_requests: int = positive(64)
     max_step_tokens: int = positive(512)
     """Most tokens of one step, verify rows and prompt chunks together."""
@@ -178,7 +181,7 @@ def load_config(source: Path | Mapping[str, Any] | None) -> Config:
             loaded = yaml.safe_load(source.read_text())
         except OSError as error:
             raise ConfigError(f"cannot read {source}: {error.strerror}") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{source} is not YAML: {error}") from error
         source = {} if loaded is None else loaded
     return _fitting(typing.cast(Config, _parse(Config, source, "")))

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import platformdirs
 
-from cluster.config import Config
+from cluster.config import MAX_THREADS, Config
+from cluster.errors import ConfigError
 
 
 def auth_token() -> str:
@@ -63,7 +64,15 @@ def use_threads(num_threads: int) -> int:
 
     Returns:
         The number of threads.
+
+    Raises:
+        ConfigError: a number that OpenMP cannot have.
     """
+    if not 0 <= num_threads <= MAX_THREADS:
+        raise ConfigError(
+            f"--threads: {num_threads} is out of range",
+            hint=f"0, for all cores, to {MAX_THREADS}",
+        )
     count = num_threads or len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(count)
     return count

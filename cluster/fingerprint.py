@@ -10,6 +10,7 @@ from typing import Any, Final
 from cluster.config import LookupConfig
 from cluster.drafter_spec import DrafterSource
 from cluster.errors import CheckpointError, ModelNotFound
+from cluster.json_text import parse_json
 
 _COSMETIC: Final = frozenset({"transformers_version", "_name_or_path"})
 """Keys of ``config.json`` that say who wrote the file, not what the model is."""
@@ -62,7 +63,7 @@ def drafter_fingerprint(source: DrafterSource | None, lookup: LookupConfig) -> s
 
 def _canonical_config(path: Path) -> bytes:
     try:
-        config = json.loads(path.read_bytes())
+        config = parse_json(path.read_bytes())
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):

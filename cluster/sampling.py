@@ -11,10 +11,19 @@ from cluster.errors import BadSamplingParameter, TokenOutOfVocabulary
 from cluster.wire import MAX_BIASES, MAX_TOP_K, Sampling
 
 MODES: Final = ("coupled", "rejection")
+REGIMES: Final = ("greedy", *MODES)
+"""Rules by which drafts are accepted, which is what a confidence is about (DESIGN section 5)."""
 MIN_TEMPERATURE: Final = 1e-6
 """Below it logits over temperature leave fp32; 0 itself is greedy."""
+MAX_TEMPERATURE: Final = 10.0
+"""Above it nothing but noise is left to accept: no drafter is judged there. Requests may be."""
 MAX_LOGIT_BIAS: Final = 100.0
 MAX_REPETITION_PENALTY: Final = 100.0
+
+
+def regime_of(sampling: Sampling) -> str:
+    """Which of `REGIMES` a request's drafts are judged in; temperature 0 is greedy in any mode."""
+    return "greedy" if sampling.temperature == 0 else sampling.mode
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cluster.errors import CheckpointError, ModelNotFound
+from cluster.json_text import parse_json
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: not a JSON object.
     """
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except OSError as error:
         raise ModelNotFound(
             f"cannot read {path}: {error.strerror}", hint="expected a Hugging Face folder"

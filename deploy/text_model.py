@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from cluster.errors import CheckpointError, InvalidRequest, Unsupported
+from cluster.json_text import parse_json
 
 Message = Mapping[str, str]
 
@@ -36,15 +37,19 @@ class TextModel:
     max_positions: int
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of plain text, with the special tokens that the tokenizer adds by itself."""
-        return tuple(self.tokenizer.encode(text).ids)
+        """Ids of plain text, with the special tokens that the tokenizer adds by itself.
+
+        Raises:
+            InvalidRequest: the text is not Unicode.
+        """
+        return self._ids(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Ids of a conversation, ending where the assistant's answer begins.
 
         Raises:
             Unsupported: the model has no chat template.
-            InvalidRequest: the template refuses these messages.
+            InvalidRequest: the template refuses these messages, or one is not Unicode.
         """
         if self.chat_template is None:
             raise Unsupported("this model has no chat template", hint="send text or token ids")
@@ -54,7 +59,13 @@ class TextModel:
             )
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}") from error
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        try:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError as error:  # JSON can spell half of a surrogate pair, UTF-8 cannot
+            raise InvalidRequest("the text is not Unicode: half of a surrogate pair") from error
 
 
 def load_text_model(folder: Path) -> TextModel:
@@ -146,7 +157,7 @@ def _read(folder: Path, name: str, *, required: bool = False) -> dict[str, Any]:
     if not path.is_file() and not required:
         return {}
     try:
-        value = json.loads(path.read_text())
+        value = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from error
     if not isinstance(value, dict):

@@ -23,7 +23,8 @@ from cluster.drafter_spec import AutoregressiveSpec, DrafterSpec
 from cluster.errors import CheckpointError
 from cluster.tensor_folder import TensorFolder, read_json
 from drafter_service.checkpoint_folder import check_output, publish
-from drafter_service.loading import TargetTensors, deepspec_config
+from drafter_service.deepspec_format import deepspec_config
+from drafter_service.loading import TargetTensors
 from drafter_service.speculators_format import (
     Verifier,
     eagle3_config,

@@ -61,6 +61,10 @@ def _guarded(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a file that nobody thought of: no access, no room, a silly name
+        named = f"{str(error.filename)[:200]}: " if error.filename else ""
+        print(f"error: {named}{error.strerror or error}", file=sys.stderr)
+        return 2
     return status
 
 

@@ -15,17 +15,18 @@ Shape legend: R rows, G most drafts of a row that may be verified.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from cluster.noise import KEYED, Stream
+from cluster.sampling import REGIMES, regime_of
 from cluster.wire import Sampling
 from router.blocks import DraftBlock
 from router.counters import LaneCounters
 from router.lane_request import Emission, LaneRequest
-from router.recalibration import Recalibrator, regime_of
+from router.recalibration import Recalibrator
 from router.reliability import F64, I64, Bools
 from router.scheduler import I32, causal_lengths
 from router.throughput import ThroughputProfile
@@ -74,7 +75,7 @@ class DraftLengths:
         usable = [_usable(request) for request in rows]
         width_R = np.array([len(confidence) for confidence in usable], np.int64)
         there_RG, confidence_RG = _grid(usable, width_R)
-        regime_R = np.array([regime_of(request.sampling) for request in rows], np.int64)
+        regime_R = _regimes(request.sampling for request in rows)
         recalibrated_RG = self._recalibrator.apply(confidence_RG, regime_R)
         survival_RG = np.where(there_RG, recalibrated_RG, 0.0).cumprod(axis=1)
         most = min(survival_RG.size, room)
@@ -91,7 +92,7 @@ class DraftLengths:
         verified = [row.block.confidence[: row.emission.num_verified] for row in judged]
         verified_R = np.array([len(confidence) for confidence in verified], np.int64)
         there_RG, confidence_RG = _grid(verified, verified_R)
-        regime_R = np.array([regime_of(row.sampling) for row in judged], np.int64)
+        regime_R = _regimes(row.sampling for row in judged)
         promised_RG = self._recalibrator.apply(confidence_RG, regime_R)
         survival_RG = np.where(there_RG, promised_RG, 0.0).cumprod(axis=1)
         self._counters.expected_accepted += float(survival_RG.sum())
@@ -117,6 +118,11 @@ class DraftLengths:
             left -= more
             self._counters.num_explored_rows += more > 0
             self._counters.num_explored += more
+
+
+def _regimes(samplings: Iterable[Sampling]) -> I64:
+    """Indices [R] into `REGIMES`."""
+    return np.array([REGIMES.index(regime_of(sampling)) for sampling in samplings], np.int64)
 
 
 def _usable(request: LaneRequest) -> F64:

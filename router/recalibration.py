@@ -24,10 +24,12 @@ map is the identity.
 
 *Exactness* (rejection mode). The map used for a step is a function of steps whose results are in;
 `learn` is called when a result is applied, `apply` when a later step is formed. Those results hold
-draws that the steps to come do not share: every uniform is keyed by request and anchor, each round
-has a new anchor, and drafts that were not verified die with their block. Given the past the map is
-a constant, so a step's lengths are as non-anticipating as with confidences taken as they come; it
-does not matter that request A's outcome moves request B's map, or which lane saw it.
+draws that the steps to come do not share: every uniform is keyed by request seed and anchor, each
+round has a new anchor, and drafts that were not verified die with their block. Given the past the
+map is a constant, so a step's lengths are as non-anticipating as with confidences taken as they
+come; it does not matter that request A's outcome moves request B's map, or which lane saw it. (That
+B's draws are independent of A's takes two seeds, here as everywhere: of requests that a client
+gives one and the same, the first tells how the others' draws fall at the same anchors.)
 `tests/exactness/test_recalibration.py` enumerates that.
 
 Shape legend: R rows, G places of a block, C cells (regime and position), M bins, N samples.
@@ -40,11 +42,9 @@ from typing import Final
 
 import numpy as np
 
-from cluster.wire import Sampling
+from cluster.sampling import REGIMES
 from router.reliability import F64, I64, ReliabilityTables
 
-REGIMES: Final = ("greedy", "coupled", "rejection")
-"""Ways of accepting; temperature 0 is greedy in either mode."""
 MIN_SAMPLES: Final = 64
 """A position with fewer is left as it is."""
 MEMORY: Final = 2048
@@ -69,12 +69,8 @@ _MAX_STEP: Final = 1.0
 _REFIT_EVERY: Final = 16
 """New samples of a cell before its map is fitted again."""
 _VERSIONS: Final = 4
-_NAME_LENGTH: Final = 12
-
-
-def regime_of(sampling: Sampling) -> int:
-    """Index into `REGIMES`."""
-    return REGIMES.index("greedy" if sampling.temperature == 0 else sampling.mode)
+_NAME_LENGTH: Final = 16
+"""Places of a fingerprint in a figure's name: enough for all settings of prompt lookup."""
 
 
 class Recalibrator:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from cluster.errors import BadSamplingParameter, ConfigError
-from cluster.sampling import MIN_TEMPERATURE, MODES
+from cluster.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE, MODES
 from deploy.offline.prompts import Prompt
 from deploy.offline.records import Answer, Round
 from deploy.offline.round_table import RoundTable, round_table
 from deploy.offline.rounds import LocalPair, check_seed
-
-MAX_TEMPERATURE: Final = 10.0
-"""Above it nothing but noise is left to accept."""
 
 Progress = Callable[[str, int], None]
 """Called with what runs and the tokens that it has come further."""

@@ -148,7 +148,8 @@ def threshold_sweep(table: RoundTable, thresholds: Iterable[float] = THRESHOLDS)
                     "domain": domain,
                     "threshold": threshold,
                     "acceptance": float(kept_N.sum() / num_verified) if num_verified else None,
-                    "accepted_length": float(1 + kept_N.mean()),
+                    # A stop id that ends the block is accepted without a bonus token.
+                    "accepted_length": float(np.minimum(kept_N + 1, part.num_emitted).mean()),
                     "verified": num_verified,
                     "verified_per_round": num_verified / len(part),
                     "rounds": len(part),

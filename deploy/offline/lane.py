@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from cluster.errors import error_for
+from cluster.sampling import regime_of
 from cluster.wire import FINISH_NONE, FINISH_REASONS, Step, StepResult
 from deploy.offline.drafting import DraftingHalf, OfflineBlock
 from deploy.offline.prompts import Prompt
@@ -135,12 +136,11 @@ class OfflineLane:
     def _round(self, request: LaneRequest, row: ResultRow, num_draft: int) -> Round:
         prompt, held = self._prompts[request.rid], self._block(request)
         num_emitted = len(row.token_ids)
-        sampling = request.sampling
         return Round(
             prompt=request.rid,
             source=prompt.source,
             domain=prompt.domain,
-            regime=sampling.mode if sampling.temperature > 0 else "greedy",
+            regime=regime_of(request.sampling),
             anchor=request.anchor,
             draft_ids=held.block.ids if held else (),
             confidence=tuple(held.block.confidence.tolist()) if held else (),

@@ -5,6 +5,7 @@ Needs matplotlib (extra ``train``). Everything is drawn from the report alone.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from typing import Any, Final
@@ -22,6 +23,15 @@ _FEWEST_DRAFTS: Final = 20
 
 def draw_report(report: Report) -> dict[str, bytes]:
     """PNG files by the ending of their name; pictures without data are left out."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}), warnings.catch_warnings():
+        # Names are shown as they are; boxes stand for letters that the font does not have.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        return _draw(report)
+
+
+def _draw(report: Report) -> dict[str, bytes]:
     pictures = {
         "lengths": _lengths(report),
         "positions": _positions(report),

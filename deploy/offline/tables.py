@@ -65,7 +65,11 @@ def _add(
     cells = {f["drafter"]: _length(f) for f in found}
     num_prompts = max(f["prompts"] for f in found)
     table.add_row(
-        domain, source, str(num_prompts), *(cells.get(d, "-") for d in drafters), style=style
+        Text(domain),
+        Text(source),
+        str(num_prompts),
+        *(cells.get(d, "-") for d in drafters),
+        style=style,
     )
 
 
@@ -148,7 +152,11 @@ def _batches(found: Sequence[Figure]) -> Table:
 def _plain(title: str) -> Table:
     """Without lines between columns: ten of them fit in 80 places."""
     return Table(
-        title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left"
+        title=Text(title, style="table.title"),
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        title_justify="left",
     )
 
 
@@ -157,7 +165,7 @@ def _by_run(title: str, columns: Sequence[str]) -> Table:
     table = _plain(title)
     table.add_column("", no_wrap=True)
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(Text(column), justify="right")
     return table
 
 

@@ -5,6 +5,7 @@ Shape legend: S sessions, N rows of all sessions, D hidden size, G gamma.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -108,11 +109,25 @@ class AutoregressiveEngine:
             if one.want_draft and one.session.covered and is_live(self.sessions, one.session)
         ]
         wanted.sort(key=lambda session: session.covered)
+        block: Block | None = None
+        while wanted and block is None:
+            block, sound = self._draft(wanted)
+            if not all(sound):  # rare: what the others get is drafted again without the broken ones
+                self._lose_broken(wanted, sound)
+                wanted = list(itertools.compress(wanted, sound))
+                block = None
         return Computed(
             sessions=wanted,
-            block=self._draft(wanted) if wanted else None,
+            block=block,
             num_draft=np.full(len(wanted), self.spec.gamma, np.int32),
         )
+
+    def _lose_broken(self, sessions: Sequence[DraftSession], sound: Sequence[bool]) -> None:
+        """A confidence that is not finite would cost the whole frame, and so all other sessions."""
+        for session, is_sound in zip(sessions, sound, strict=True):
+            if not is_sound:
+                self.sessions.counters.failed += 1
+                self.sessions.lose(session, "features gave hidden states that are not finite")
 
     def _extend(self, new_rows: Sequence[NewRows]) -> None:
         """Keep keys and values of newly committed rows, all sessions in one pass.
@@ -146,8 +161,12 @@ class AutoregressiveEngine:
         )
         self.kv.write(torch.from_numpy(slots_N).to(self._device), [keys_values])
 
-    def _draft(self, sessions: Sequence[DraftSession]) -> Block:
-        """Roll out one block per session, in order of rising context. Leaves the draft KV alone."""
+    def _draft(self, sessions: Sequence[DraftSession]) -> tuple[Block, list[bool]]:
+        """Roll out one block per session, in order of rising context. Leaves the draft KV alone.
+
+        Returns:
+            (block, whether each session's hidden states were finite all along).
+        """
         model, spec = self.model, self.spec
         attend = RolloutAttention(spec, self.kv, sessions)
         draw = Draw(
@@ -162,8 +181,10 @@ class AutoregressiveEngine:
         positions_S = torch.tensor([s.covered for s in sessions], device=self._device)
         features_SD = torch.stack([self._last[s.key][1] for s in sessions])
         ids, confidences = [], []
+        sound_S = torch.ones(len(sessions), dtype=torch.bool, device=self._device)
         for k in range(spec.gamma):
             hidden_SD, features_SD = model.step(ids_S, features_SD, positions_S + k, attend)
+            sound_S &= hidden_SD.isfinite().all(dim=1)
             logits_SV = model.lm_head(hidden_SD)
             if model.confidence_head is not None:
                 confidences.append(model.confidence_head(hidden_SD, None).float().sigmoid())
@@ -171,4 +192,4 @@ class AutoregressiveEngine:
                 confidences.append(draw.peak(logits_SV))
             ids_S = draw.step(k, logits_SV, model.d2t)
             ids.append(ids_S)
-        return draw.block(ids, confidences, self._calibration)
+        return draw.block(ids, confidences, self._calibration), sound_S.tolist()

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from cluster.errors import CheckpointError
+from cluster.sampling import REGIMES, regime_of
 from cluster.wire import F32, Sampling
 from drafter_service.calibration.figures import Judgement
 from drafter_service.calibration.samples import logit, sigmoid
 from drafter_service.calibration.scaling import Scaling
-
-REGIMES: Final = ("greedy", "coupled", "rejection")
-"""What acceptance depends on, each with a scaling of its own (DESIGN section 5)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +60,3 @@ class Calibration:
         temperature_SG = np.array([scaling.temperatures for scaling in chosen])
         offset_SG = np.array([scaling.offsets for scaling in chosen])
         return sigmoid(logit(confidence_SG) / temperature_SG + offset_SG).astype(np.float32)
-
-
-def regime_of(sampling: Sampling) -> str:
-    """Which of `REGIMES` a request's drafts are judged in."""
-    return "greedy" if sampling.temperature == 0 else sampling.mode

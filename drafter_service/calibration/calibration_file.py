@@ -8,14 +8,14 @@ harm silently. So is a file with a number out of bounds.
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from pathlib import Path
 from typing import Any, Final, get_args
 
 from cluster.errors import CheckpointError
 from cluster.fingerprint import folder_fingerprint
-from drafter_service.calibration.calibration import REGIMES, Calibration, RegimeCalibration
+from cluster.json_text import parse_json
+from cluster.sampling import REGIMES
+from drafter_service.calibration.calibration import Calibration, RegimeCalibration
 from drafter_service.calibration.figures import Figures, Judgement
 from drafter_service.calibration.scaling import MAX_OFFSET, Method, Scaling
 from drafter_service.training.atomic import write_json
@@ -24,6 +24,7 @@ CALIBRATION_FILE: Final = "calibration.json"
 DIAGRAM_FILE: Final = "reliability.png"
 
 _TEMPERATURES: Final = (1e-2, 1e2)
+_COUNTS: Final = (0, 1 << 62)
 _HINT: Final = "run `dspark calibrate` on this drafter, or delete the file to use raw confidences"
 
 
@@ -51,7 +52,7 @@ def load_calibration(checkpoint: Path) -> Calibration | None:
         CheckpointError: the file is of other weights, is damaged, or holds a number out of bounds.
     """
     path = checkpoint / CALIBRATION_FILE
-    if not path.is_file():
+    if not path.exists():
         return None
     fields = _Fields(path, _read(path), "")
     calibration = Calibration(
@@ -83,10 +84,11 @@ def remove_stale_calibration(checkpoint: Path) -> None:
 
 def _read(path: Path) -> object:
     try:
-        value: object = json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}", hint=_HINT) from error
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}", hint=_HINT) from error
-    return value
 
 
 def _regime(fields: _Fields) -> RegimeCalibration:
@@ -118,9 +120,9 @@ def _judgement(fields: _Fields, num: int) -> Judgement:
     fields.only(*(field.name for field in dataclasses.fields(Judgement)))
     return Judgement(
         temperature=fields.number("temperature", 0, 1e3),
-        num_prompts=int(fields.number("num_prompts", 0, math.inf)),
-        num_rounds=tuple(map(int, fields.numbers("num_rounds", 0, math.inf, num))),
-        num_reached=tuple(map(int, fields.numbers("num_reached", 0, math.inf, num))),
+        num_prompts=int(fields.number("num_prompts", *_COUNTS)),
+        num_rounds=tuple(map(int, fields.numbers("num_rounds", *_COUNTS, num))),
+        num_reached=tuple(map(int, fields.numbers("num_reached", *_COUNTS, num))),
         before=_figures(fields.inner("before"), num),
         after=_figures(fields.inner("after"), num),
     )
@@ -187,7 +189,8 @@ class _Fields:
         return CheckpointError(f"{self.path}: {self.where}{name}: {value!r}", hint=_HINT)
 
     def _bounded(self, name: str, value: object, low: float, high: float) -> float:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not low <= value <= high or math.isinf(value):  # type: ignore[operator,arg-type]
+        if not isinstance(value, int | float) or isinstance(value, bool):
             raise self.wrong(name, value)
-        return value  # type: ignore[return-value]
+        if not low <= value <= high:  # False for NaN too
+            raise self.wrong(name, value)
+        return value

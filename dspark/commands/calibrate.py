@@ -8,12 +8,14 @@ file from its next start.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from cluster.errors import CheckpointError, ConfigError
+from cluster.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
     target, checkpoint = ensure_model(args.target), resolve_drafter(args.drafter)
     if not isinstance(checkpoint, Path):
         raise ConfigError(f"--drafter {args.drafter}: has no checkpoint to calibrate")
+    _check_writable(checkpoint, CALIBRATION_FILE, DIAGRAM_FILE)
     fingerprint = folder_fingerprint(checkpoint)
     fitted = _fit(args, target, checkpoint)
     console = Console()
@@ -99,29 +102,54 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')}: {value}", hint="at least 1")
-    if args.threads < 0:
-        raise ConfigError(f"--threads: {args.threads}", hint="at least 0")
-    if not args.temperature > 0:
+    if not MIN_TEMPERATURE <= args.temperature <= MAX_TEMPERATURE:
         raise ConfigError(
             f"--temperature: {args.temperature}",
-            hint="above 0: temperature 0 is a regime of its own and always calibrated",
+            hint=f"{MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}: temperature 0 is a regime of its own "
+            "and always calibrated",
         )
+
+
+def _check_writable(checkpoint: Path, *names: str) -> None:
+    """Find out before the work, not after it, whether its files can be written.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=checkpoint):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"--drafter: cannot write to {checkpoint}: {error.strerror}",
+            hint="the files go beside the checkpoint: calibrate a copy of the folder",
+        ) from error
+    for name in names:
+        if (checkpoint / name).is_dir():
+            raise ConfigError(f"--drafter: {checkpoint / name} is a folder", hint="delete it")
 
 
 def _fit(args: argparse.Namespace, target: Path, checkpoint: Path) -> dict[str, Fitted]:
     """Run the rounds of every regime, with raw confidence, and fit each regime by itself."""
     from rich.progress import Progress
 
+    from cluster.sampling import REGIMES
+    from deploy.offline.opening import kv_tokens_for
     from deploy.offline.prompts import load_prompts
     from deploy.offline.rounds import LocalPair
     from deploy.text_model import load_text_model
-    from drafter_service.calibration.calibration import REGIMES
     from drafter_service.calibration.fitting import fit_regime
     from drafter_service.calibration.samples import to_samples
 
     text = load_text_model(target)
     prompts = _spread(load_prompts(args.prompts, text), args.limit)
-    pair = LocalPair.open(target, checkpoint, calibrated=False)
+    kv_tokens = kv_tokens_for(
+        prompts,
+        max_new_tokens=args.max_new_tokens,
+        max_positions=text.max_positions,
+        concurrency=args.concurrency,
+    )
+    pair = LocalPair.open(target, checkpoint, calibrated=False, kv_tokens=kv_tokens)
     fitted = {}
     with Progress() as bar:
         for regime in REGIMES:

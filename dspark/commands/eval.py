@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,13 @@ from rich.console import Console
 
 from cluster.environment import use_threads
 from cluster.errors import ConfigError
+from dspark.report_file import check_writable
 
 if TYPE_CHECKING:  # torch must see the number of threads first
     from deploy.offline.evaluation import Plan, Progress
     from deploy.offline.report import Report
 
+_LONGER: Final = "longer answers: --max-new-tokens"
 _FILE_WIDTH: Final = 120
 """Columns of the tables where no terminal says how wide it is."""
 
@@ -72,8 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the tables, write the report and the pictures."""
-    if args.threads < 0:
-        raise ConfigError(f"--threads: {args.threads} is negative", hint="0 uses all cores")
     num_threads = use_threads(args.threads)
     import torch
 
@@ -85,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)
     report = _evaluate(args, Console(stderr=True))
+    if not report["rows"]:
+        raise ConfigError("every answer was one token: no round to measure", hint=_LONGER)
     for table in report_tables(report):
         console.print(table)
     write_json(args.json, report)
@@ -117,25 +118,6 @@ def plan_from(args: argparse.Namespace) -> Plan:
         batch_sizes=tuple(args.batch_sizes),
         batch_prompts=args.batch_prompts,
     )
-
-
-def check_writable(path: Path) -> None:
-    """Find out before the work, not after it, whether its result can be written.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if path.is_dir():
-        raise ConfigError(f"--json: {path} is a folder", hint="name a file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"--json: cannot write to {path.parent}: {error.strerror}",
-            hint="name a file in a folder of yours",
-        ) from error
 
 
 def _evaluate(args: argparse.Namespace, console: Console) -> Report:
@@ -202,7 +184,7 @@ def _progress(console: Console, num_tokens: int) -> Iterator[Progress]:
     )
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         TaskProgressColumn(),
         TimeElapsedColumn(),
@@ -233,7 +215,8 @@ def _write_pictures(path: Path, report: Report, console: Console) -> None:
         picture = path.with_name(f"{path.stem}-{name}.png")
         write_bytes(picture, data)
         names.append(picture.name)
-    _say(console, f"report: {path}; pictures beside it: {', '.join(names)}")
+    beside = f"; pictures beside it: {', '.join(names)}" if names else ""
+    _say(console, f"report: {path}{beside}")
 
 
 def _say(console: Console, line: str) -> None:

@@ -69,6 +69,8 @@ def test_frozen() -> None:
         ({"verifier": {"max_requests": "8"}}, "verifier.max_requests: expected int"),
         ({"verifier": {"max_requests": 1.5}}, "verifier.max_requests: expected int"),
         ({"verifier": {"max_requests": True}}, "verifier.max_requests: expected int"),
+        ({"verifier": {"num_threads": 100_000}}, "verifier.num_threads: 100000 must be at most"),
+        ({"drafter": {"num_threads": 100_000}}, "drafter.num_threads: 100000 must be at most"),
         ({"verifier": {"max_requests": 0}}, "verifier.max_requests: 0 must be over 0"),
         ({"verifier": {"lease_ttl_s": -1}}, "verifier.lease_ttl_s: -1.0 must be over 0"),
         ({"verifier": {"lease_ttl_s": float("nan")}}, "verifier.lease_ttl_s: nan is not a finite"),
@@ -105,9 +107,10 @@ def test_an_unknown_key_hints_at_the_known_ones() -> None:
 def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml"):
         load_config(tmp_path / "none.yaml")
-    (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(ConfigError, match="not YAML"):
-        load_config(tmp_path / "bad.yaml")
+    for data in (b"a: [", b"a: \xff", b"[" * 10_000):
+        (tmp_path / "bad.yaml").write_bytes(data)
+        with pytest.raises(ConfigError, match="not YAML"):
+            load_config(tmp_path / "bad.yaml")
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

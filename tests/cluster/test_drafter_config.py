@@ -8,7 +8,7 @@ import pytest
 
 from cluster.drafter_config import parse_config
 from cluster.errors import CheckpointError
-from drafter_service.loading import deepspec_config
+from drafter_service.deepspec_format import deepspec_config
 from tests.drafters import make_spec
 
 # As speculators 0.9.0 writes it (`DSparkSpeculatorConfig.to_dict`, decoder section by Qwen3Config).

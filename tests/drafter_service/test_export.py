@@ -213,7 +213,9 @@ def test_anything_else_is_never_replaced(tmp_path: Path) -> None:
     (nested / "config.json").write_text(json.dumps({"speculators_model_type": "dspark"}))
     (nested / "important.txt").unlink()
     (nested / "below").mkdir()
-    for output in (file, notes, nested, target):
+    _, mixed, _ = saved(tmp_path / "mixed")
+    (mixed / "important.txt").write_text("text")
+    for output in (file, notes, nested, target, mixed):
         with pytest.raises(ConfigError, match="output: "):
             export_drafter(checkpoint, target, output, format="speculators", force=True)
     with pytest.raises(ConfigError, match="the checkpoint itself"):
@@ -221,6 +223,7 @@ def test_anything_else_is_never_replaced(tmp_path: Path) -> None:
     assert file.read_text() == "text"
     assert (notes / "important.txt").exists()
     assert (nested / "below").exists()
+    assert (mixed / "important.txt").exists()
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -70,13 +71,20 @@ def test_flags_reach_the_rounds(pair: Path, monkeypatch: pytest.MonkeyPatch) -> 
         asked.append((len(prompts), settings))
         return []
 
+    def open_pair(*folders: Path, kv_tokens: int, **settings: bool) -> LocalPair:
+        room.append(kv_tokens)
+        return real(*folders, kv_tokens=kv_tokens, **settings)
+
+    real, room = LocalPair.open, list[int]()
     monkeypatch.setattr(LocalPair, "play", play)
-    words = ("--limit", "5", "--max-new-tokens", "9", "--seed", "3", "--concurrency", "6")
+    monkeypatch.setattr(LocalPair, "open", open_pair)
+    words = ("--limit", "5", "--max-new-tokens", "9", "--seed", "3", "--concurrency", "4")
     assert calibrate(pair, *words) == 2
+    assert room == [4 * 2 * 16], "four requests of 26 or 27 tokens, in blocks of 16"
     (num, settings), *rest = asked
     assert not rest, "nothing to fit: it stops at the first regime"
     assert (num, settings["temperature"], settings["mode"]) == (5, 0.0, "coupled")
-    assert (settings["max_new_tokens"], settings["seed"], settings["concurrency"]) == (9, 3, 6)
+    assert (settings["max_new_tokens"], settings["seed"], settings["concurrency"]) == (9, 3, 4)
 
 
 def test_the_sampled_regimes_run_at_the_temperature(
@@ -107,7 +115,10 @@ def test_the_sampled_regimes_run_at_the_temperature(
         (("--concurrency", "0"), "--concurrency"),
         (("--temperature", "0"), "--temperature"),
         (("--temperature", "nan"), "--temperature"),
+        (("--temperature", "1e-9"), "--temperature"),
+        (("--temperature", "5000"), "--temperature"),
         (("--threads", "-1"), "--threads"),
+        (("--threads", "100000000"), "--threads"),
         (("--limit", "4"), "too few"),
         (("--max-new-tokens", "1"), "--max-new-tokens"),
     ],
@@ -119,6 +130,29 @@ def test_a_wrong_flag_is_named_and_writes_nothing(
     assert named in capsys.readouterr().err
     names = {path.name for path in (pair / "drafter").iterdir()}
     assert names == {"config.json", "model.safetensors"}
+
+
+def test_a_checkpoint_that_cannot_be_written_is_found_before_the_rounds(
+    pair: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def play(self: LocalPair, prompts: list[object], **settings: object) -> list[object]:
+        raise AssertionError("too late")
+
+    def refuse(dir: Path) -> object:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(LocalPair, "play", play)
+    checkpoint = tmp_path / "drafter"
+    shutil.copytree(pair / "drafter", checkpoint)
+    (checkpoint / "reliability.png").mkdir()
+    assert calibrate(pair, drafter=str(checkpoint)) == 2
+    assert "reliability.png is a folder" in capsys.readouterr().err
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    assert calibrate(pair, drafter=str(checkpoint)) == 2
+    assert f"cannot write to {checkpoint}: Permission denied" in capsys.readouterr().err
 
 
 def test_prompt_lookup_has_nothing_to_calibrate(

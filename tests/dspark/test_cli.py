@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 
@@ -115,3 +116,14 @@ def test_an_unknown_command_lists_the_known_ones(capsys: pytest.CaptureFixture[s
         main(["sevre"])
     assert caught.value.code == 2
     assert "generate" in capsys.readouterr().err
+
+
+def test_a_file_error_that_nobody_thought_of_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(args: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", "/some/file")
+
+    monkeypatch.setattr("dspark.commands.models.run", run)
+    assert main(["models", "list"]) == 2
+    assert capsys.readouterr().err == "error: /some/file: Permission denied\n"

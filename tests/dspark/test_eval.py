@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,8 @@ def test_without_matplotlib_the_report_still_comes(
         ({"max_new_tokens": "0"}, "max_new_tokens: 0"),
         ({"limit_per_source": "0"}, "--limit-per-source: 0"),
         ({"threads": "-2"}, "--threads: -2"),
+        ({"threads": "100000000"}, "--threads: 100000000"),
+        ({"max_new_tokens": "1"}, "no round to measure"),
         ({"seed": "-1"}, "seed -1 is out of range"),
         ({"batch_sizes": "64"}, "over the concurrency"),
         ({"device": "abacus"}, "'abacus' is not a torch device"),
@@ -154,6 +157,40 @@ def test_an_unwritable_report_is_found_before_the_run(
         # A target that does not exist would be the next complaint.
         assert evaluate(folder, out, target="nonsense") == 2
         assert "error: --json: " in capsys.readouterr().err
+
+
+def test_only_a_report_is_written_over(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("prompts.jsonl", "drafter/config.json"):
+        before = (folder / name).read_bytes()
+        assert evaluate(folder, folder / name, temperature="0") == 2
+        assert "is no report" in capsys.readouterr().err
+        assert (folder / name).read_bytes() == before
+    out = tmp_path / "report.json"
+    for num in (1, 2):
+        assert evaluate(folder, out, temperature="0", limit_per_source=str(num)) == 0
+    assert read(out)["num_prompts"] == 3
+    assert evaluate(folder, tmp_path / ("x" * 300)) == 2
+    assert "File name too long" in capsys.readouterr().err
+
+
+def test_names_are_shown_as_they_are(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither markup of the terminal nor formulas of the pictures."""
+    drafter = tmp_path / "[/b] $_{$"
+    shutil.copytree(folder / "drafter", drafter)
+    prompts = tmp_path / "odd.jsonl"
+    odd = {"prompt": "w1 w2", "source": "[/red]", "domain": "[red]数据 $x_{$"}
+    prompts.write_text(json.dumps(odd))
+    out = tmp_path / "report.json"
+    changes = {"drafter": str(drafter), "prompts": str(prompts), "temperature": "0"}
+    assert evaluate(folder, out, "--drafter", "ngram", **changes) == 0
+    printed = capsys.readouterr().out
+    for words in ("[/red]", "[red]数据 $x_{$", "[/b] $_{$"):
+        assert words in printed
+    assert list(tmp_path.glob("report-lengths.png"))
 
 
 def test_an_empty_prompt_file_is_an_error(

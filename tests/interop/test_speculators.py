@@ -18,8 +18,9 @@ from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from drafter_service.autoregressive.loading import save_autoregressive
+from drafter_service.deepspec_format import deepspec_config
 from drafter_service.export import export_drafter
-from drafter_service.loading import deepspec_config, load_drafter, save_drafter
+from drafter_service.loading import load_drafter, save_drafter
 from drafter_service.speculators_format import VERSION, Verifier, speculators_config
 from tests import autoregressive
 from tests.conftest import REPO

@@ -12,18 +12,17 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
+from cluster.config import LookupConfig
+from cluster.fingerprint import drafter_fingerprint
 from router.recalibration import (
     MAX_SHIFT,
     MAX_SLOPE,
     MEMORY,
     MIN_SAMPLES,
     MIN_SLOPE,
-    REGIMES,
     Recalibrator,
     RecalibratorBook,
-    regime_of,
 )
-from tests.frames import make_sampling
 
 Truth = Callable[[np.ndarray], np.ndarray]
 GREEDY, COUPLED, REJECTION = range(3)
@@ -177,12 +176,6 @@ def test_regimes_are_apart() -> None:
     assert applied(recalibrator, 0.8, regime=REJECTION)[0] == 0.8
 
 
-def test_regime_of_a_request() -> None:
-    kinds = [(0.0, "coupled"), (0.0, "rejection"), (0.7, "coupled"), (1.0, "rejection")]
-    regimes = [regime_of(make_sampling(temperature=t, mode=mode)) for t, mode in kinds]
-    assert [REGIMES[r] for r in regimes] == ["greedy", "greedy", "coupled", "rejection"]
-
-
 def test_drift_is_followed_within_some_thousand_samples() -> None:
     recalibrator = Recalibrator()
     drive(recalibrator, lambda c: expit(logit(c) - 1.5), rounds=2 * MEMORY)
@@ -254,10 +247,19 @@ def test_a_new_drafter_version_starts_fresh_and_an_old_one_is_remembered() -> No
     assert book.of("a" * 64) is first
     assert applied(book.of("b" * 64), 0.9)[0] == 0.9
     assert book.of("a" * 64) is first
-    assert book.figures()["aaaaaaaaaaaa.greedy.1.samples"] == 100
+    assert book.figures()["aaaaaaaaaaaaaaaa.greedy.1.samples"] == 100
     for version in "cdef":
         book.of(version)
     assert book.of("a" * 64) is not first, "memory is bounded"
+
+
+def test_figures_of_two_lookups_are_told_apart() -> None:
+    book = RecalibratorBook(enabled=True)
+    for gamma in (4, 8):
+        lookup = drafter_fingerprint("ngram", LookupConfig(min_ngram=10, max_ngram=16, gamma=gamma))
+        one(book.of(lookup), 0.9, hit=True, times=gamma)
+    samples = [value for name, value in book.figures().items() if name.endswith(".samples")]
+    assert samples == [4, 8]
 
 
 def test_a_book_that_is_switched_off() -> None:

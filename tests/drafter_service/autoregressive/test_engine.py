@@ -20,9 +20,7 @@ LENGTHS = (1, 2, 31, 32, 33, 70, 200)
 """Around the KV block size, and far enough apart to be attended in several groups."""
 
 
-def check_against_reference(
-    model: AutoregressiveModel, feed: Feed, outcome: DraftOutcome, **tolerance: float
-) -> None:
+def check_against_reference(model: AutoregressiveModel, feed: Feed, outcome: DraftOutcome) -> None:
     """Greedy ids and confidences of one session equal the reference's."""
     row = [d.rid for d in outcome.drafted].index(feed.rid)
     drafted = outcome.drafted[row]
@@ -156,6 +154,33 @@ def test_nothing_is_kept_of_sessions_that_ended(end: str) -> None:
     engine.run([], 0.2)
     assert [session.rid for session, _ in engine._last.values()] == [2]
     assert engine.num_sessions == 1
+
+
+@pytest.mark.parametrize("mode", ["coupled", "rejection"])
+def test_a_session_whose_numbers_overflow_costs_no_other_its_block(mode: str) -> None:
+    """fp16 holds the features, but not what the rollout makes of them: such a block would make a
+    frame that cannot be sent, with all that is in it."""
+    model = make_model(make_spec()).half()
+    with torch.no_grad():
+        model.layers[0].mlp.down_proj.weight.mul_(10)
+    feeds = [Feed(rid, model.spec) for rid in range(3)]
+    opened = [feed.open(temperature=1.0, mode=mode, seed=feed.rid) for feed in feeds]
+    huge = np.full((9, model.spec.hidden_size), 65504, np.float32)
+    commits = [feeds[0].commit(9), feeds[1].commit(9, features=huge), feeds[2].commit(80)]
+    engine = make_engine(copy.deepcopy(model))
+    outcome = engine.run([*opened, *commits], 0.0)
+    assert [d.rid for d in outcome.drafted] == [0, 2]
+    assert [lost.rid for lost in outcome.lost] == [1]
+    assert engine.counters.failed == 1
+    block = outcome.block
+    assert block is not None
+    assert np.isfinite(block.confidence).all()
+    assert np.isfinite(block.q_probs).all()
+    sound = [opened[0], opened[2], commits[0], commits[2]]
+    alone = make_engine(copy.deepcopy(model)).run(sound, 0.0).block
+    assert alone is not None
+    np.testing.assert_array_equal(block.ids, alone.ids)
+    np.testing.assert_array_equal(block.q_probs, alone.q_probs)
 
 
 def test_it_is_a_drafter() -> None:

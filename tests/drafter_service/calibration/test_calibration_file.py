@@ -132,6 +132,35 @@ EDITS: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
 ]
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "null"])
+def test_a_file_that_is_no_object_is_named(checkpoint: Path, text: str) -> None:
+    (checkpoint / CALIBRATION_FILE).write_text(text)
+    with pytest.raises(CheckpointError, match=r"calibration\.json") as caught:
+        load_calibration(checkpoint)
+    assert caught.value.hint
+
+
+def test_a_folder_in_its_place_is_not_taken_for_none(checkpoint: Path) -> None:
+    (checkpoint / CALIBRATION_FILE).mkdir()
+    with pytest.raises(CheckpointError, match="cannot read"):
+        load_calibration(checkpoint)
+
+
+@pytest.mark.parametrize("count", [-1, 10**400, float("nan")])
+def test_a_count_is_a_count(checkpoint: Path, count: float) -> None:
+    fitted = fit_regime(planted(400, (1.5,) * GAMMA, seed=0), temperature=1.0).calibration
+    calibration = calibration_of(checkpoint, GAMMA)
+    regimes = dict.fromkeys(calibration.regimes, fitted)
+    save_calibration(checkpoint, dataclasses.replace(calibration, regimes=regimes))
+
+    def edit(value: dict[str, Any]) -> None:
+        value["regimes"]["greedy"]["measured"]["num_reached"][0] = count
+
+    _damage(checkpoint / CALIBRATION_FILE, edit)
+    with pytest.raises(CheckpointError, match=r"measured\.num_reached"):
+        load_calibration(checkpoint)
+
+
 @pytest.mark.parametrize(("named", "edit"), EDITS)
 def test_a_damaged_file_names_the_field(
     checkpoint: Path, named: str, edit: Callable[[dict[str, Any]], object]

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from cluster.fingerprint import folder_fingerprint
-from drafter_service.calibration.calibration import REGIMES, Calibration, RegimeCalibration
+from cluster.sampling import REGIMES
+from drafter_service.calibration.calibration import Calibration, RegimeCalibration
 from drafter_service.calibration.scaling import Scaling
 
 
