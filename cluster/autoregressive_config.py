@@ -21,6 +21,7 @@ from cluster.decoder_fields import (
     refuse_unsupported,
 )
 from cluster.drafter_spec import AutoregressiveSpec
+from cluster.target_probe import KEY
 
 ARCHITECTURE: Final = "DSparkAutoregressiveModel"
 
@@ -62,7 +63,7 @@ def parse_autoregressive(
         has_confidence=top.boolean("enable_confidence_head"),
         norms_heads=top.boolean("norms_heads"),
     )
-    top.finish(IRRELEVANT)
+    top.finish(IRRELEVANT | {KEY})
     return spec
 
 

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from cluster.drafter_spec import AutoregressiveSpec, DrafterSpec
 from cluster.errors import CheckpointError
+from cluster.target_probe import KEY, LEAST_CORRELATION, correlation, probe, read_probe
 from cluster.tensor_folder import TensorFolder, read_json
+
+TARGET_EMBEDDINGS: Final = (
+    "model.embed_tokens.weight",
+    "model.language_model.embed_tokens.weight",
+    "language_model.model.embed_tokens.weight",
+)
+"""Where targets keep their input embeddings."""
 
 _UNUSED: Final = frozenset({"verifier_norm.weight", "verifier_lm_head.weight"})
 """Copies of the target's tensors that speculators trains against and may have saved."""
@@ -28,7 +36,11 @@ def target_config(target: Path) -> dict[str, Any]:
 
 
 def check_target(config: dict[str, Any], path: Path, target: Path) -> int:
-    """Refuse a drafter that was not made for this target. Returns the target's number of layers."""
+    """Refuse a drafter that was not made for this target. Returns the target's number of layers.
+
+    Raises:
+        CheckpointError: sizes differ, or the drafter's probe says that it was another model.
+    """
     model = target_config(target)
     nested = config.get("transformer_layer_config")
     decoder = nested if isinstance(nested, dict) else config
@@ -47,7 +59,34 @@ def check_target(config: dict[str, Any], path: Path, target: Path) -> int:
             )
     if not isinstance(layers, int):
         raise CheckpointError(f"num_hidden_layers: missing in {target / 'config.json'}")
+    _check_probe(config, path, target)
     return layers
+
+
+def find_embeddings(tensors: TensorFolder) -> str | None:
+    """Name of the input embeddings in a target's folder, None if it has none that we know."""
+    return next((name for name in TARGET_EMBEDDINGS if name in tensors), None)
+
+
+def _check_probe(config: dict[str, Any], path: Path, target: Path) -> None:
+    recorded = read_probe(config)
+    if recorded is None:
+        return
+    tensors = TensorFolder(target)
+    name = find_embeddings(tensors)
+    if name is None:
+        raise CheckpointError(f"{target} has no embed_tokens.weight: {path} cannot be its drafter")
+    model = target_config(target)
+    if tensors.shapes[name] != (model["vocab_size"], model["hidden_size"]):
+        raise CheckpointError(f"{target}: {name} has shape {tensors.shapes[name]}")
+    alike = correlation(recorded, probe(tensors.get(name)))
+    if not alike >= LEAST_CORRELATION:
+        raise CheckpointError(
+            f"drafter {path} was made for another model of the same shape than {target}: "
+            f"their embeddings have a correlation of {alike:.2f}",
+            hint=f"a drafter only fits the target that it was trained with; delete {KEY!r} from "
+            "its config.json to use it all the same",
+        )
 
 
 def check_shape(tensors: TensorFolder, name: str, shape: tuple[int, ...]) -> None:

@@ -22,6 +22,7 @@ from cluster.decoder_fields import (
     refuse_unsupported,
 )
 from cluster.drafter_spec import DrafterSpec, HeadKind
+from cluster.target_probe import KEY
 
 _HEADS: Final[dict[str, HeadKind]] = {"vanilla": "vanilla", "gated": "gated", "rnn": "rnn"}
 
@@ -81,7 +82,7 @@ def _parse_deepspec(top: Fields, num_target_layers: int | None) -> DrafterSpec:
         sample_from_anchor=top.boolean("sample_from_anchor", True),
         bidirectional=top.boolean("sliding_window_non_causal", True),
     )
-    top.finish(IRRELEVANT)
+    top.finish(IRRELEVANT | {KEY})
     return spec
 
 

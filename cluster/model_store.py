@@ -94,9 +94,9 @@ def ensure_drafter(name: str, target: str) -> DrafterSource | None:
     """Return the checkpoint folder of a drafter for ``target``, None for plain decoding.
 
     Args:
-        name: ``default`` (shipped with the package), a local folder, a hub id, ``ngram`` (which
-            has no folder and is returned as it is), or ``none``.
-        target: the target as the user named it: only embedded ones have a shipped drafter.
+        name: ``default`` (the one shipped for the target), the name of a shipped one, a local
+            folder, a hub id, ``ngram`` (which has no folder and is returned as it is), or ``none``.
+        target: the target as the user named it: only embedded ones have a default.
 
     Raises:
         ConfigError: ``default`` for a target that has no shipped drafter.
@@ -113,16 +113,24 @@ def ensure_drafter(name: str, target: str) -> DrafterSource | None:
                 f"drafter.checkpoint: no drafter is shipped for {target!r}",
                 hint="name a checkpoint folder or hub id, or set it to ngram or none",
             )
-        return check_folder(_shipped_weights() / EMBEDDED[target].drafter, tokenizer=False)
+        name = EMBEDDED[target].drafter
+    if name in shipped_drafters():
+        return check_folder(_shipped_weights() / name, tokenizer=False)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return check_folder(folder, tokenizer=False)
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return check_folder(_from_hub(name), tokenizer=False)
     raise ModelNotFound(
-        f"drafter.checkpoint: no drafter {name!r}",
-        hint="default, ngram, none, a checkpoint folder, or a hub id owner/name",
+        f"no drafter {name!r}",
+        hint=f"default, {', '.join(shipped_drafters())}, {NGRAM}, none, a checkpoint folder, or a "
+        "hub id owner/name",
     )
+
+
+def shipped_drafters() -> list[str]:
+    """Names of the drafters that come with the package."""
+    return sorted(folder.name for folder in _shipped_weights().iterdir() if folder.is_dir())
 
 
 def check_folder(folder: Path, *, tokenizer: bool = True) -> Path:

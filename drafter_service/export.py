@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
+from cluster import target_probe
 from cluster.autoregressive_checkpoint import autoregressive_shapes, open_autoregressive
 from cluster.autoregressive_config import autoregressive_config
 from cluster.drafter_checkpoint import checkpoint_kind, open_checkpoint, tensor_shapes
@@ -153,9 +154,9 @@ def _as_deepspec(source: _Source) -> _Contents:
         tensors[_LM_HEAD] = stored.get(_LM_HEAD)
     if not torch.equal(source.d2t, torch.arange(spec.vocab_size)):
         tensors["d2t"] = source.d2t
-    if isinstance(spec, DrafterSpec):
-        return _Contents(config=deepspec_config(spec), tensors=tensors, notes=[])
-    return _Contents(config=autoregressive_config(spec), tensors=tensors, notes=[])
+    config = deepspec_config(spec) if isinstance(spec, DrafterSpec) else autoregressive_config(spec)
+    config[target_probe.KEY] = target_probe.probe(source.target.embeddings())
+    return _Contents(config=config, tensors=tensors, notes=[])
 
 
 def _as_speculators(source: _Source, verifier: Verifier) -> _Contents:

@@ -7,15 +7,16 @@ from the target's folder, and only that.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from cluster import target_probe
+from cluster.checkpoint_checks import find_embeddings
+from cluster.atomic_file import write_bytes, write_tensors
 from cluster.drafter_checkpoint import open_checkpoint, target_config, tensor_shapes
 from cluster.drafter_spec import AutoregressiveSpec, DrafterSpec
 from cluster.errors import CheckpointError
@@ -27,11 +28,6 @@ from drafter_service.deepspec_format import deepspec_config
 
 _EMBEDDINGS: Final = "embed_tokens.weight"
 _LM_HEAD: Final = "lm_head.weight"
-_TARGET_EMBEDDINGS: Final = (
-    "model.embed_tokens.weight",
-    "model.language_model.embed_tokens.weight",
-    "language_model.model.embed_tokens.weight",
-)
 _TARGET_LM_HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
 
 
@@ -76,6 +72,7 @@ def save_drafter(model: DSparkModel, folder: Path, *, dtype: torch.dtype | None 
 
     Raises:
         CheckpointError: the format has no room for this drafter (two different window sizes).
+        StorageFull: the disk is full; the file that was next is as it was.
     """
     config = deepspec_config(model.spec)
     write_checkpoint(model, tensor_shapes(model.spec), config, folder, dtype=dtype)
@@ -123,25 +120,15 @@ def write_checkpoint(
     tensors = {name: _stored(state[name], dtype) for name in names}
     if not _is_identity(model.d2t, model.spec):
         tensors["d2t"] = model.d2t.detach().to("cpu", torch.int64)
-    config = {**config, "dtype": str(tensors["fc.weight"].dtype).removeprefix("torch.")}
-    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        **config,
+        "dtype": str(tensors["fc.weight"].dtype).removeprefix("torch."),
+        target_probe.KEY: target_probe.probe(model.embed_tokens.weight),
+    }
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-    _replace(
-        folder / "model.safetensors",
-        lambda partial: save_file(tensors, partial, metadata={"format": "pt"}),
-    )
-    _replace(folder / "config.json", lambda partial: partial.write_text(text))
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    write_bytes(folder / "config.json", text.encode())
     remove_stale_calibration(folder)
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Put a file in its place at once; a failed write leaves nothing behind."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _is_identity(d2t: Tensor, spec: DrafterSpec | AutoregressiveSpec) -> bool:
@@ -172,7 +159,7 @@ class TargetTensors:
 
     def embeddings(self) -> Tensor:
         """[V, D]."""
-        return self._read(self._find(_TARGET_EMBEDDINGS), "embed_tokens.weight")
+        return self._read(find_embeddings(self._tensors()), "embed_tokens.weight")
 
     def lm_head(self) -> Tensor:
         """[V, D]; of a tied target its embeddings."""

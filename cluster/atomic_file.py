@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Final
 
 import torch
 from safetensors import SafetensorError
@@ -79,16 +81,38 @@ def no_space(path: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    part = path.with_name(f".{path.name}.part")  # one name: what a kill left is written over
-    try:
-        with no_space(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(part)
-            with part.open("rb") as file:
+    with no_space(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
+        with _own_part(path) as file:
+            part = Path(file.name)
+            try:
+                write(part)
                 os.fsync(file.fileno())
-            part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
 
 
-_HINT = "free some space and start again: the run goes on from what is there"
+def _own_part(path: Path) -> BinaryIO:
+    """A file beside ``path`` that no other writer has, locked for as long as it is open."""
+    while True:
+        file = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part").open("xb")
+        with suppress(OSError):  # no locks on this file system: then nothing is removed either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # another writer took it for abandoned before it was locked
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Delete parts of ``path`` that a kill left behind: nobody holds their lock any more."""
+    start = f".{path.name}."
+    for part in path.parent.iterdir():
+        if part.name.startswith(start) and part.name.endswith(".part"):
+            with suppress(OSError), part.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink(missing_ok=True)
+
+
+_HINT: Final = "free some space and start again: the run goes on from what is there"
