@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cluster.config import ModelConfig, VerifierConfig
+from cluster.environment import use_threads
 from cluster.errors import error_for
 from cluster.wire import Admission, Sampling, Step, StepResult
 from deploy.kept_rows import KeptRows, RawRows
@@ -199,7 +200,7 @@ def open_generator(
         ModelNotFound, CheckpointError, Unsupported, ConfigError: see `load_target`.
     """
     if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(use_threads(config.num_threads))
     device = resolve_device(config.device)
     model = load_target(target, device=device, dtype=config.dtype)
     limits = engine_limits(

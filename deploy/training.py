@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.drafter_checkpoint import target_config
@@ -18,6 +19,18 @@ from drafter_service.training.responses import ResponseLog, ResponseSettings, pl
 from drafter_service.training.shards import GeneratedFeatures
 
 
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """What there is after a run."""
+
+    num_responses: int
+    """Of those asked for; fewer than `num_tasks` where the budget ended the run."""
+    num_tasks: int
+    num_prompts: int
+    num_too_long: int
+    """Prompts left out because they leave no room for a response."""
+
+
 def generate_responses(
     *,
     target: Path,
@@ -29,7 +42,7 @@ def generate_responses(
     taps: tuple[int, ...] | None = None,
     report: Callable[[CollectionProgress], None] = lambda progress: None,
     budget_s: float | None = None,
-) -> None:
+) -> Generated:
     """Have the target answer every prompt; what ``log`` holds already is not asked again.
 
     Args:
@@ -43,6 +56,7 @@ def generate_responses(
     Raises:
         ModelNotFound, CheckpointError, Unsupported: a target that cannot be served, or a log of
             another one or of other settings.
+        ConfigError: a tap outside the target.
         PromptFileError, DatasetError: no prompts, or none that leaves room for a response.
         StorageFull: no room; what is written is kept.
     """
@@ -50,21 +64,27 @@ def generate_responses(
     if not (target / "config.json").is_file():
         raise ModelNotFound(f"no target model at {target}", hint="pass a Hugging Face folder")
     text = load_text_model(target)
-    tasks = plan(asked, lambda words: prompt_ids(words, text), settings)
-    fingerprint = folder_fingerprint(target)
-    responses = ResponseLog(log, target=fingerprint, settings=settings)
-    if not responses.missing(tasks) or (budget_s is not None and budget_s <= 0):
-        return
-    kept = None
-    layers: tuple[int, ...] | None = None
+    layers = None
     if features is not None:
         layers = tapped_layers(taps, int(target_config(target)["num_hidden_layers"]))
-        kept = GeneratedFeatures(features, target=fingerprint, target_layer_ids=layers)
-    collect(
-        tasks,
-        open_generator(target, generation, target_layer_ids=layers),
-        responses,
-        features=kept,
-        report=report,
-        budget_s=budget_s,
+    planned = plan(asked, lambda words: prompt_ids(words, text), settings)
+    fingerprint = folder_fingerprint(target)
+    responses = ResponseLog(log, target=fingerprint, settings=settings)
+    if responses.missing(planned.tasks) and (budget_s is None or budget_s > 0):
+        kept = None
+        if features is not None and layers is not None:
+            kept = GeneratedFeatures(features, target=fingerprint, target_layer_ids=layers)
+        collect(
+            planned.tasks,
+            open_generator(target, generation, target_layer_ids=layers),
+            responses,
+            features=kept,
+            report=report,
+            budget_s=budget_s,
+        )
+    return Generated(
+        num_responses=len(planned.tasks) - len(responses.missing(planned.tasks)),
+        num_tasks=len(planned.tasks),
+        num_prompts=len(asked),
+        num_too_long=planned.num_too_long,
     )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors.torch import save
 from torch import Tensor
 
+from cluster.atomic_file import write_bytes, write_tensors
 from cluster.drafter_config import is_speculators
 from cluster.errors import ConfigError, StorageFull
 from cluster.tensor_folder import read_json
@@ -82,17 +80,17 @@ def publish(config: Mapping[str, Any], tensors: Mapping[str, Tensor], output: Pa
             fresh = scratch / "new"
             fresh.mkdir()
             stored = {name: t.contiguous() for name, t in tensors.items()}
-            _write(fresh / "model.safetensors", save(stored, {"format": "pt"}))
+            write_tensors(fresh / "model.safetensors", stored, {"format": "pt"})
             text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
-            _write(fresh / "config.json", text.encode())
+            write_bytes(fresh / "config.json", text.encode())
             _swap(fresh, output, scratch / "old")
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+    except StorageFull as error:
+        raise StorageFull(
+            f"no room to write {output}", hint="free some space or name another --output"
+        ) from error
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull(
-                f"no room to write {output}", hint="free some space or name another --output"
-            ) from error
         raise ConfigError(f"output: cannot write {output}: {error.strerror}") from error
 
 
@@ -106,10 +104,3 @@ def _swap(fresh: Path, output: Path, aside: Path) -> None:
     except OSError:
         aside.rename(output)
         raise
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

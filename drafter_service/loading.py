@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from cluster import target_probe
-from cluster.checkpoint_checks import find_embeddings
 from cluster.atomic_file import write_bytes, write_tensors
+from cluster.checkpoint_checks import find_embeddings
 from cluster.drafter_checkpoint import open_checkpoint, target_config, tensor_shapes
 from cluster.drafter_spec import AutoregressiveSpec, DrafterSpec
 from cluster.errors import CheckpointError

@@ -145,7 +145,9 @@ def _counted_from_embeddings(spec: DrafterSpec | AutoregressiveSpec) -> list[int
     if last + 1 == spec.num_target_layers:
         raise CheckpointError(
             f"target_layer_ids: layer {last} is the target's last, and the speculators format does "
-            "not say whether its output is meant before or after the final norm"
+            "not say whether its output is meant before or after the final norm",
+            hint="serve the checkpoint as it is; one for that library has to tap earlier layers "
+            "(`dspark train --taps`)",
         )
     return [layer + 1 for layer in spec.target_layer_ids]
 

@@ -27,6 +27,18 @@ _COMMANDS: Final = {
 """Modules with ``add_arguments(parser)`` and ``run(args) -> int``."""
 
 
+class _Help(argparse.HelpFormatter):
+    """Adds the default of every flag that has one and does not speak of it itself."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        silent = default is None or default is False or default in ("", [], argparse.SUPPRESS)
+        if silent or "default" in text or not action.option_strings:
+            return text
+        shown = " ".join(map(str, default)) if isinstance(default, list) else str(default)
+        return f"{text} (default: {shown.replace('%', '%%')})"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit status: 2 for a mistake or failure, 130 for Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -34,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in arguments if not word.startswith("-")), "")
     for name, (module, summary) in _COMMANDS.items():
-        sub = commands.add_parser(name, help=summary, description=summary)
+        sub = commands.add_parser(name, help=summary, description=summary, formatter_class=_Help)
         if name == chosen:  # only the chosen one's module is imported
             importlib.import_module(module).add_arguments(sub)
     commands.add_parser("version", help="print the version")

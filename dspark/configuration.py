@@ -17,7 +17,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--drafter",
         metavar="NAME",
-        help="default, a checkpoint folder, ngram, or none (drafter.checkpoint)",
+        help="default, a bundled name, a checkpoint folder, a hub id, ngram, or none "
+        "(drafter.checkpoint)",
     )
     parser.add_argument("--port", type=int, help="gRPC port (cluster.grpc_port)")
 

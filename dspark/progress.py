@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +20,19 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.text import Text
+
+
+@contextmanager
+def erased_on_failure(bar: Progress) -> Iterator[Progress]:
+    """Show the bar; an error that ends the block leaves no line of it above its message."""
+    bar.start()
+    try:
+        yield bar
+    except BaseException:
+        bar.live.transient = True
+        bar.live.stop()  # the bar's own `stop` prints an empty line where there is no terminal
+        raise
+    bar.stop()
 
 
 class _OnceKnown(ProgressColumn):

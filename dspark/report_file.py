@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from cluster.errors import ConfigError
 from cluster.json_text import parse_json
+
+PICTURES: Final = ("lengths", "positions", "depths", "batches")
+"""A report's pictures, `REPORT-NAME.png` beside it."""
+PICTURES_BY_DRAFTER: Final = ("thresholds-", "reliability-")
+"""Starts of the names of those that there is one of for each drafter."""
 
 
 def check_writable(path: Path) -> None:
@@ -30,6 +36,17 @@ def check_writable(path: Path) -> None:
             f"--json: cannot write to {path.parent}: {error.strerror}",
             hint="name a file in a folder of yours",
         ) from error
+
+
+def remove_pictures(path: Path) -> None:
+    """Delete the pictures of an earlier report at ``path``: they are not this one's."""
+    start = f"{path.stem}-"
+    for picture in path.parent.iterdir():
+        name = picture.name
+        if name.startswith(start) and name.endswith(".png") and picture.is_file():
+            kind = name.removeprefix(start).removesuffix(".png")
+            if kind in PICTURES or kind.startswith(PICTURES_BY_DRAFTER):
+                picture.unlink()
 
 
 def _is_report(path: Path) -> bool:

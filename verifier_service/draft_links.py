@@ -307,6 +307,6 @@ def _commit_frame(lane_id: str, pieces: Sequence[_Piece]) -> Commit:
         num_rows=np.array([p.end - p.start for p in pieces], np.int32),
         digest=np.array([p.digest for p in pieces], np.uint64),
         want_draft=np.array([p.want_draft for p in pieces], np.uint8),
-        ids=np.array([token for p in pieces for token in p.chunk.ids[p.start : p.end]], np.int32),
+        ids=np.concatenate([p.chunk.ids[p.start : p.end] for p in pieces]),
         features=np.concatenate(features) if len(features) > 1 else features[0],
     )

@@ -55,13 +55,13 @@ class Chunk:
     """Rows of consecutive positions and, for each, the id of the position after it."""
 
     first_position: int
-    ids: tuple[int, ...]
+    ids: NDArray[np.int32]
     features: Features
 
     @property
     def num_bytes(self) -> int:
-        """Memory it takes, ids counted as they cross the wire."""
-        return int(self.features.nbytes) + 4 * len(self.ids)
+        """Memory that its rows and ids take."""
+        return self.features.nbytes + self.ids.nbytes
 
 
 @dataclass
@@ -123,7 +123,7 @@ class FeatureCache:
             return None
         if len(kept.chunks) > 1:  # merge in place: the next call costs nothing
             features = np.concatenate([chunk.features for chunk in kept.chunks])
-            ids = tuple(token for chunk in kept.chunks for token in chunk.ids)
+            ids = np.concatenate([chunk.ids for chunk in kept.chunks])
             kept.chunks = [Chunk(first_position=0, ids=ids, features=features)]
         return kept.chunks[0]
 

@@ -152,7 +152,7 @@ class StepRunner:
             self.links.unbind(rebind.rid)
             return
         self._open(lane_id, rebind)
-        everything = digest.of((live.first_id, *rows.ids))
+        everything = digest.of((live.first_id, *rows.ids.tolist()))
         want_draft = rebind.want_draft and live.prefill_done
         self.links.commit(
             [Update(rid=rebind.rid, chunk=rows, digest=everything, want_draft=want_draft)]
@@ -280,4 +280,5 @@ def _chunk(rows: CommittedRows) -> Chunk | None:
     except FrameError as error:
         logger.error("request %d: %s", rows.rid, error)
         return None
-    return Chunk(first_position=rows.first_position, ids=rows.ids, features=features)
+    ids = np.array(rows.ids, np.int32)
+    return Chunk(first_position=rows.first_position, ids=ids, features=features)

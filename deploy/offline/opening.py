@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import drafter_service
 from cluster.config import DrafterConfig, ModelConfig, VerifierConfig
-from cluster.drafter_spec import NGRAM, DrafterSource
+from cluster.drafter_spec import DrafterSource
 from cluster.errors import ModelNotFound
-from cluster.model_store import check_folder, ensure_drafter
+from cluster.model_store import ensure_drafter
 from deploy.offline.prompts import Prompt
 from drafter_service.drafter import Drafter
 from drafter_service.opening import open_drafter
@@ -25,7 +24,7 @@ _BLOCK_TOKENS: Final = VerifierConfig.kv_block_tokens
 
 
 def resolve_drafter(name: str | Path, target: str = "") -> DrafterSource:
-    """The drafter that a user means: a bundled name, or what `ensure_drafter` takes.
+    """The drafter that a user means (see `ensure_drafter`), where there must be one.
 
     Args:
         target: as the user named it, of whose drafter ``default`` speaks.
@@ -35,18 +34,10 @@ def resolve_drafter(name: str | Path, target: str = "") -> DrafterSource:
         ConfigError: ``default`` for a target that has no shipped drafter.
         ModelStoreError: a folder without a checkpoint, or the hub is out of reach.
     """
-    bundled = Path(drafter_service.__path__[0]) / "weights"
-    names = sorted(folder.name for folder in bundled.iterdir() if folder.is_dir())
-    if str(name) in names:
-        return check_folder(bundled / name, tokenizer=False)
-    try:
-        source = ensure_drafter(str(name), target)
-    except ModelNotFound:
-        source = None
+    source = ensure_drafter(str(name), target)
     if source is None:
         raise ModelNotFound(
-            f"no drafter {str(name)!r}",
-            hint=f"{', '.join(names)}, {NGRAM}, a checkpoint folder, or a hub id owner/name",
+            f"no drafter {str(name)!r}: there is nothing to play", hint="name one that drafts"
         )
     return source
 

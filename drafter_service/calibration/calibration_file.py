@@ -11,6 +11,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from cluster.atomic_file import write_json
 from cluster.errors import CheckpointError
 from cluster.fingerprint import folder_fingerprint
 from cluster.json_text import parse_json
@@ -18,7 +19,6 @@ from cluster.sampling import REGIMES
 from drafter_service.calibration.calibration import Calibration, RegimeCalibration
 from drafter_service.calibration.figures import Figures, Judgement
 from drafter_service.calibration.scaling import MAX_OFFSET, Method, Scaling
-from drafter_service.training.atomic import write_json
 
 CALIBRATION_FILE: Final = "calibration.json"
 DIAGRAM_FILE: Final = "reliability.png"
@@ -100,7 +100,7 @@ def _regime(fields: _Fields) -> RegimeCalibration:
     offsets = fields.numbers("offsets", -MAX_OFFSET, MAX_OFFSET, num)
     if method not in get_args(Method) or (method == "temperature" and any(offsets)):
         raise fields.wrong("method", method)
-    borrowed = fields.numbers("borrowed", 1, num)
+    borrowed = fields.counts("borrowed", 1, num)
     fields.only("method", "temperatures", "offsets", "borrowed", "measured")
     judgement = None
     if fields.value["measured"] is not None:
@@ -110,7 +110,7 @@ def _regime(fields: _Fields) -> RegimeCalibration:
             method=method,  # type: ignore[arg-type]  # checked above
             temperatures=temperatures,
             offsets=offsets,
-            borrowed=tuple(map(int, borrowed)),
+            borrowed=borrowed,
         ),
         judgement=judgement,
     )
@@ -120,9 +120,9 @@ def _judgement(fields: _Fields, num: int) -> Judgement:
     fields.only(*(field.name for field in dataclasses.fields(Judgement)))
     return Judgement(
         temperature=fields.number("temperature", 0, 1e3),
-        num_prompts=int(fields.number("num_prompts", *_COUNTS)),
-        num_rounds=tuple(map(int, fields.numbers("num_rounds", *_COUNTS, num))),
-        num_reached=tuple(map(int, fields.numbers("num_reached", *_COUNTS, num))),
+        num_prompts=fields.count("num_prompts", *_COUNTS),
+        num_rounds=fields.counts("num_rounds", *_COUNTS, num),
+        num_reached=fields.counts("num_reached", *_COUNTS, num),
         before=_figures(fields.inner("before"), num),
         after=_figures(fields.inner("after"), num),
     )
@@ -175,6 +175,16 @@ class _Fields:
             raise self.wrong(name, value)
         return tuple(self._bounded(name, number, low, high) for number in value)
 
+    def count(self, name: str, low: int, high: int) -> int:
+        return self._whole(name, self.value.get(name), low, high)
+
+    def counts(self, name: str, low: int, high: int, size: int | None = None) -> tuple[int, ...]:
+        """A list of ``size`` whole numbers, of any length by default."""
+        value = self.value.get(name)
+        if not isinstance(value, list) or (size is not None and len(value) != size):
+            raise self.wrong(name, value)
+        return tuple(self._whole(name, number, low, high) for number in value)
+
     def column(self, name: str, count: int) -> tuple[float | None, ...]:
         value = self.value.get(name)
         if not isinstance(value, list) or len(value) != count:
@@ -187,6 +197,11 @@ class _Fields:
 
     def wrong(self, name: str, value: object) -> CheckpointError:
         return CheckpointError(f"{self.path}: {self.where}{name}: {value!r}", hint=_HINT)
+
+    def _whole(self, name: str, value: object, low: int, high: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.wrong(name, value)
+        return value
 
     def _bounded(self, name: str, value: object, low: float, high: float) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cluster.atomic_file import write_bytes
 from cluster.errors import Unsupported
 from drafter_service.calibration.figures import Figures
 from drafter_service.calibration.fitting import Fitted
 from drafter_service.calibration.metrics import equal_mass_starts
 from drafter_service.calibration.samples import F64, Bools, Samples, sigmoid
-from drafter_service.training.atomic import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

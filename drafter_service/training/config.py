@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -64,8 +65,13 @@ class Schedule:
         names = ("num_steps", "sequences_per_step", "anchors_per_sequence")
         for name in (*names, "evaluate_every", "checkpoint_every"):
             _at_least_one(f"schedule.{name}", getattr(self, name))
-        if not (self.learning_rate > 0 and self.clip_norm > 0 and self.weight_decay >= 0):
-            raise ConfigError("schedule: learning rate and clip norm must be positive")
+        for name in ("learning_rate", "clip_norm"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(
+                    f"schedule.{name} = {getattr(self, name)} must be positive and finite"
+                )
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"schedule.weight_decay = {self.weight_decay} must be 0 or more")
         if not 0 <= self.warmup_fraction < 1:
             raise ConfigError(f"schedule.warmup_fraction = {self.warmup_fraction} is not in [0, 1)")
 
@@ -82,6 +88,11 @@ class LossWeights:
     confidence: float = 1.0
     position_decay: float = 4.0
     """Position k weighs exp(-(k - 1) / position_decay)."""
+
+    def __post_init__(self) -> None:
+        for name in ("cross_entropy", "distillation", "total_variation", "confidence"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"loss.{name} = {getattr(self, name)} must be 0 or more, finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +140,9 @@ class TrainConfig:
                     f"{name} and output are the same folder, {self.output}",
                     hint="the drafter is written to output, over what is there",
                 )
+        if not 0 <= self.seed < 1 << 63:
+            raise ConfigError(f"seed = {self.seed} is not in 0..2**63-1")
+        _at_least_one("max_length", self.max_length)
         _at_least_one("num_held_out", self.num_held_out)
         if self.max_sequences is not None:
             _at_least_one("max_sequences", self.max_sequences)

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cluster.atomic_file import write_json
 from cluster.errors import CheckpointError
-from drafter_service.training.atomic import write_json
 from drafter_service.training.dataset import Record
 from drafter_service.training.shards import (
     FeatureSequence,

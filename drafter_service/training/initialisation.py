@@ -44,7 +44,16 @@ def spread_taps(num_target_layers: int, num_taps: int = 5) -> tuple[int, ...]:
 
 
 def tapped_layers(chosen: tuple[int, ...] | None, num_target_layers: int) -> tuple[int, ...]:
-    """The layers that a run taps: the chosen ones, else `spread_taps`."""
+    """The layers that a run taps: the chosen ones, else `spread_taps`.
+
+    Raises:
+        ConfigError: a chosen one does not exist in the target.
+    """
+    if chosen and not all(0 <= layer < num_target_layers for layer in chosen):
+        raise ConfigError(
+            f"shape.target_layer_ids = {list(chosen)} outside the target's "
+            f"{num_target_layers} layers"
+        )
     return chosen or spread_taps(num_target_layers)
 
 
@@ -58,11 +67,6 @@ def drafter_spec(target: Target, shape: DrafterShape, mask_token_id: int) -> Dra
     config = target.config
     _refuse_unsupported(config)
     taps = tapped_layers(shape.target_layer_ids, config.num_hidden_layers)
-    if not all(0 <= layer < config.num_hidden_layers for layer in taps):
-        raise ConfigError(
-            f"shape.target_layer_ids = {list(taps)} outside the target's "
-            f"{config.num_hidden_layers} layers"
-        )
     if shape.num_layers > config.num_hidden_layers:
         raise ConfigError(
             f"shape.num_layers = {shape.num_layers} exceeds the target's {config.num_hidden_layers}"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drafter_service.training.atomic import write_bytes
+from cluster.atomic_file import write_bytes
 from drafter_service.training.evaluation import Evaluation
 
 

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from cluster.atomic_file import append_lines, write_json
 from cluster.errors import CheckpointError, ConfigError, DatasetError
 from cluster.prompt_file import TextPrompt
-from drafter_service.training.atomic import append_lines, write_json
+from cluster.sampling import MAX_TEMPERATURE, MIN_TEMPERATURE
 from drafter_service.training.shards import FeatureSequence
 
 
@@ -33,8 +34,12 @@ class ResponseSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperatures or min(self.temperatures) < 0:
-            raise ConfigError(f"temperatures {list(self.temperatures)}: give some, none below 0")
+        sane = [t == 0 or MIN_TEMPERATURE <= t <= MAX_TEMPERATURE for t in self.temperatures]
+        if not sane or not all(sane):
+            raise ConfigError(
+                f"temperatures {list(self.temperatures)} are out of range",
+                hint=f"one or more, each 0 or {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}",
+            )
         for name, least in (("samples", 1), ("max_new_tokens", 2)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least {least}")
@@ -51,6 +56,15 @@ class ResponseTask:
     max_new_tokens: int
     seed: int
     """Of the sampling, below 2^63; it names the task: no other task of a plan has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponsePlan:
+    """What to ask."""
+
+    tasks: list[ResponseTask]
+    num_too_long: int
+    """Prompts left out because they leave no room for a response."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +94,7 @@ def plan(
     prompts: Sequence[TextPrompt],
     encode: Callable[[str], tuple[int, ...]],
     settings: ResponseSettings,
-) -> list[ResponseTask]:
+) -> ResponsePlan:
     """Every response wanted, in an order that mixes prompts and temperatures.
 
     A plan cut short anywhere is a fair sample of the whole one; the order is fixed by the seeds,
@@ -93,10 +107,12 @@ def plan(
         DatasetError: no prompt leaves room for a response.
     """
     tasks: dict[int, ResponseTask] = {}
+    num_too_long = 0
     for prompt in prompts:
         ids = encode(prompt.text)
         room = min(settings.max_new_tokens, settings.max_length - len(ids))
         if room < 2:
+            num_too_long += 1
             continue
         for temperature in settings.temperatures:
             for sample in range(settings.samples if temperature else 1):
@@ -113,14 +129,15 @@ def plan(
             f"no prompt leaves room for a response within {settings.max_length} tokens",
             hint="raise the maximal length",
         )
-    return [tasks[seed] for seed in sorted(tasks)]
+    return ResponsePlan(tasks=[tasks[seed] for seed in sorted(tasks)], num_too_long=num_too_long)
 
 
 class ResponseLog:
     """An append-only file of responses beside a note of what it was made with.
 
     Args:
-        path: of the log, ``.jsonl``; the note is the ``.json`` beside it.
+        path: of the log, ``.jsonl``; the note is the ``.json`` beside it, written with the first
+            response: settings that gave none bind nobody.
         target: fingerprint of the target.
         settings: what all responses of the log share. Which prompts are asked may change.
 
@@ -131,7 +148,8 @@ class ResponseLog:
 
     def __init__(self, path: Path, *, target: str, settings: ResponseSettings) -> None:
         self.path = path
-        self._check_note(target, settings)
+        self._note = json.loads(json.dumps({"target": target, **asdict(settings)}))
+        self._check_note()
         self.done: set[int] = set()
         """Seeds of the tasks whose responses are in the log."""
         self.num_tokens = 0
@@ -144,6 +162,8 @@ class ResponseLog:
         Raises:
             StorageFull: no room; what the log held before is still there.
         """
+        if not self.done:
+            write_json(self._note_path, self._note)
         append_lines(self.path, [_line(response) for response in responses])
         self.done.update(response.task.seed for response in responses)
         self.num_tokens += sum(len(response.ids) for response in responses)
@@ -152,19 +172,20 @@ class ResponseLog:
         """Those whose response is not here yet, in order."""
         return [task for task in tasks if task.seed not in self.done]
 
-    def _check_note(self, target: str, settings: ResponseSettings) -> None:
-        path = self.path.with_suffix(".json")
-        wanted = json.loads(json.dumps({"target": target, **asdict(settings)}))
-        if not path.is_file():
-            if self.path.is_file():
-                raise CheckpointError(
-                    f"{self.path} was not made by this tool: {path.name} is missing",
-                    hint="train on it with --data, or choose another work folder",
-                )
-            write_json(path, wanted)
+    @property
+    def _note_path(self) -> Path:
+        return self.path.with_suffix(".json")
+
+    def _check_note(self) -> None:
+        if not self.path.is_file():
             return
-        found = json.loads(path.read_text(encoding="utf-8"))
-        different = [name for name in wanted if found.get(name) != wanted[name]]
+        if not self._note_path.is_file():
+            raise CheckpointError(
+                f"{self.path} was not made by this tool: {self._note_path.name} is missing",
+                hint="train on it with --data, or choose another work folder",
+            )
+        found = json.loads(self._note_path.read_text(encoding="utf-8"))
+        different = [name for name in self._note if found.get(name) != self._note[name]]
         if different:
             raise CheckpointError(
                 f"{self.path} was made with other settings (differs in {', '.join(different)})",

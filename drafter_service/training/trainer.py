@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drafter_service.training.atomic import no_space
+from cluster.atomic_file import no_space
 from drafter_service.training.checkpoint import load_state, save_state
 from drafter_service.training.config import Schedule, TrainConfig
 from drafter_service.training.evaluation import Evaluation, evaluate

@@ -43,17 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="FILE",
         help="JSONL; must be held out: on prompts that it was trained on a drafter is better "
-        "than it will be, and no file says which those were",
+        "than it will be, and no file says which those were; at least 8 prompts, and answers that "
+        "give 200 rounds in each regime",
     )
     parser.add_argument(
         "--limit", type=int, metavar="N", help="use N prompts, spread evenly over the file"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    parser.add_argument(
-        "--temperature", type=float, default=1.0, help="of the sampled regimes (default 1)"
-    )
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per answer")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled regimes")
     parser.add_argument("--concurrency", type=int, default=8, metavar="N", help="requests at once")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0: its own choice")
 
 
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     from drafter_service.calibration.diagram import check_matplotlib, write_diagram
 
     check_matplotlib()
-    target, checkpoint = ensure_model(args.target), resolve_drafter(args.drafter)
+    target, checkpoint = ensure_model(args.target), resolve_drafter(args.drafter, args.target)
     if not isinstance(checkpoint, Path):
         raise ConfigError(f"--drafter {args.drafter}: has no checkpoint to calibrate")
     _check_writable(checkpoint, CALIBRATION_FILE, DIAGRAM_FILE)
@@ -140,6 +139,7 @@ def _fit(args: argparse.Namespace, target: Path, checkpoint: Path) -> dict[str, 
     from deploy.text_model import load_text_model
     from drafter_service.calibration.fitting import fit_regime
     from drafter_service.calibration.samples import to_samples
+    from dspark.progress import erased_on_failure
 
     text = load_text_model(target)
     prompts = _spread(load_prompts(args.prompts, text), args.limit)
@@ -151,7 +151,7 @@ def _fit(args: argparse.Namespace, target: Path, checkpoint: Path) -> dict[str, 
     )
     pair = LocalPair.open(target, checkpoint, calibrated=False, kv_tokens=kv_tokens)
     fitted = {}
-    with Progress() as bar:
+    with erased_on_failure(Progress()) as bar:
         for regime in REGIMES:
             task = bar.add_task(regime, total=len(prompts))
             rounds = list(_rounds(pair, prompts, regime, args, partial(bar.advance, task)))

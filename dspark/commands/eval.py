@@ -13,7 +13,8 @@ from rich.console import Console
 
 from cluster.environment import use_threads
 from cluster.errors import ConfigError
-from dspark.report_file import check_writable
+from dspark.progress import erased_on_failure
+from dspark.report_file import check_writable, remove_pictures
 
 if TYPE_CHECKING:  # torch must see the number of threads first
     from deploy.offline.evaluation import Plan, Progress
@@ -49,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how drafts are accepted above temperature 0",
     )
     parser.add_argument("--target", default="smollm2-135m", help="as model.target")
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="per answer")
     parser.add_argument("--limit-per-source", type=int, metavar="N", help="first N prompts of each")
-    parser.add_argument("--concurrency", type=int, default=32, metavar="N")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--concurrency", type=int, default=32, metavar="N", help="requests at once")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling")
     parser.add_argument(
         "--batch-sizes",
         type=int,
@@ -68,7 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--raw-confidence", action="store_true", help="leave the drafter's calibration out"
     )
     parser.add_argument("--device", default="auto", help="as model.device")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="default: all cores")
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="of torch; 0: all cores"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,8 +80,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     torch.set_num_threads(num_threads)
+    from cluster.atomic_file import write_json
     from deploy.offline.tables import report_tables
-    from drafter_service.training.atomic import write_json
 
     console = Console()
     if not console.is_terminal:
@@ -89,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     for table in report_tables(report):
         console.print(table)
     write_json(args.json, report)
+    remove_pictures(args.json)
     _write_pictures(args.json, report, console)
     if report["lost_sessions"]:
         _say(
@@ -191,7 +195,7 @@ def _progress(console: Console, num_tokens: int) -> Iterator[Progress]:
         TextColumn("left:"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as bar:
+    with erased_on_failure(Progress(*columns, console=console)) as bar:
         task = bar.add_task("loading", total=num_tokens)
 
         def show(what: str, tokens: int) -> None:
@@ -207,8 +211,8 @@ def _write_pictures(path: Path, report: Report, console: Console) -> None:
             console, f"report: {path}; pictures need matplotlib: pip install 'dspark-serve[train]'"
         )
         return
+    from cluster.atomic_file import write_bytes
     from deploy.offline.pictures import draw_report
-    from drafter_service.training.atomic import write_bytes
 
     names = []
     for name, data in draw_report(report).items():

@@ -12,7 +12,8 @@ from cluster.model_store import ensure_drafter, ensure_model
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "checkpoint", help="a drafter folder, a hub id, or default: the one shipped for the target"
+        "checkpoint",
+        help="a drafter folder, hub id or bundled name, or default: the one shipped for the target",
     )
     parser.add_argument("--target", required=True, help="the model that it drafts for")
     parser.add_argument("--format", required=True, choices=("speculators", "deepspec"))

@@ -215,5 +215,12 @@ def test_drafters_resolve_by_name_folder_and_none(tmp_path: Path) -> None:
     assert ensure_drafter(str(tmp_path / "drafter"), "anything") == tmp_path / "drafter"
     with pytest.raises(ConfigError, match=r"drafter\.checkpoint"):
         ensure_drafter("default", "some/other-model")
-    with pytest.raises(ModelNotFound, match=r"drafter\.checkpoint"):
+    with pytest.raises(ModelNotFound, match="no drafter 'no-such-drafter'") as caught:
         ensure_drafter("no-such-drafter", "smollm2-135m")
+    assert "default, smollm2-135m, ngram, none" in caught.value.hint
+
+
+def test_a_shipped_drafter_has_a_name_of_its_own() -> None:
+    """For a target that the user names by its folder, there is no default."""
+    named = ensure_drafter("smollm2-135m", "/some/folder")
+    assert named == ensure_drafter("default", "smollm2-135m")

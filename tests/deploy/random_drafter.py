@@ -9,7 +9,7 @@ import torch
 
 from cluster.drafter_spec import DrafterSpec
 from drafter_service.backbone import DSparkModel
-from drafter_service.loading import save_drafter
+from drafter_service.loading import TargetTensors, save_drafter
 
 
 def write_random_drafter(folder: Path, target: Path, *, gamma: int = 4, seed: int = 0) -> Path:
@@ -42,5 +42,7 @@ def write_random_drafter(folder: Path, target: Path, *, gamma: int = 4, seed: in
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = DSparkModel(spec)
+    with torch.no_grad():  # it is a drafter for this target, however bad
+        model.embed_tokens.weight.copy_(TargetTensors(target, spec).embeddings())
     save_drafter(model, folder)
     return folder

@@ -158,6 +158,13 @@ def test_what_the_format_cannot_say_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_tap_of_the_last_layer_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    _, checkpoint, target = saved(tmp_path, target_layer_ids=(1, 5))
+    with pytest.raises(CheckpointError, match="is the target's last") as caught:
+        export_drafter(checkpoint, target, tmp_path / "out", format="speculators")
+    assert "--taps" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     "changes", [{}, {"has_confidence": False, "draft_vocab_size": 20, "norms_heads": True}]
 )

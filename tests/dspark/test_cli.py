@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
+import importlib
 import io
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from cluster import model_store
 from cluster.errors import Overloaded
+from drafter_service.calibration.fitting import MIN_PROMPTS, MIN_ROUNDS
 from dspark.cli import main
 from tests.dspark.fake_server import WORDS, FakeDSpark
 
@@ -91,6 +94,30 @@ def test_a_wrong_flag_is_named(
 ) -> None:
     assert main(words) == 2
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "calibrate", "eval"])
+def test_help_says_what_every_flag_is_and_its_default(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"dspark.commands.{command}").add_arguments(parser)
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for action in parser._actions:
+        assert action.help, action.option_strings
+        if isinstance(action.default, int | float) and action.default is not False:
+            assert f"default: {action.default}" in shown or "by default" in action.help
+    assert "None" not in shown
+
+
+def test_help_of_calibrate_says_the_least_that_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["calibrate", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"at least {MIN_PROMPTS} prompts" in shown
+    assert f"{MIN_ROUNDS} rounds in each regime" in shown
 
 
 def test_models_list_and_fetch_of_a_folder(

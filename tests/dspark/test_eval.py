@@ -14,6 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from dspark.cli import main
+from dspark.report_file import PICTURES, PICTURES_BY_DRAFTER
 from tests.deploy.random_drafter import write_random_drafter
 from tests.verifier_service.torch_targets import VOCAB_SIZE, save_llama
 
@@ -79,6 +80,9 @@ def test_it_reports_tables_json_and_pictures(
     assert sum(r["tokens"] for r in rows) == 2 * 3 * 3 * 11  # the prefill gives each first token
     assert {f["draft_batch"] for f in report["batches"]} == {1, 2}
     pictures = {path.name for path in out.parent.glob("*.png")}
+    for name in pictures:
+        kind = name.removeprefix("report-").removesuffix(".png")
+        assert kind in PICTURES or kind.startswith(PICTURES_BY_DRAFTER)
     assert {"report-lengths.png", "report-positions.png", "report-depths.png"} < pictures
     assert "report-lengths.png" in printed.out
 
@@ -173,6 +177,28 @@ def test_only_a_report_is_written_over(
     assert read(out)["num_prompts"] == 3
     assert evaluate(folder, tmp_path / ("x" * 300)) == 2
     assert "File name too long" in capsys.readouterr().err
+
+
+def test_pictures_of_the_report_before_are_not_left_beside_the_new_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "report.json"
+    old = ("report-batches.png", "report-thresholds-gone.png", "report-reliability-gone.png")
+    foreign = ("report-mine.png", "other-batches.png", "report-batches.txt", "report-2-depths.png")
+    for name in (*old, *foreign):
+        (tmp_path / name).write_bytes(b"old")
+    assert evaluate(folder, out, temperature="0") == 0
+    assert not [name for name in old if (tmp_path / name).exists()]
+    assert all((tmp_path / name).read_bytes() == b"old" for name in foreign)
+    assert (tmp_path / "report-lengths.png").exists()
+
+
+def test_a_failed_run_leaves_no_progress_above_its_error(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(folder, tmp_path / "report.json", device="abacus") == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in lines] in (["error"], ["error", "hint"])
 
 
 def test_names_are_shown_as_they_are(

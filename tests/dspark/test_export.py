@@ -52,6 +52,7 @@ def test_mistakes(
         (["nonesuch", "--target", target, *to], "no drafter 'nonesuch'"),
         (["ngram", "--target", target, *to], "'ngram' has no weights to export"),
         (["default", "--target", target, *to], "no drafter is shipped"),
+        (["smollm2-135m", "--target", target, *to], "was made for 49152, target"),
         ([drafter, "--target", target, *back, "--verifier", "x"], "--verifier: only"),
     ]:
         assert main(["export", *words]) == 2

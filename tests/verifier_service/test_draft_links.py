@@ -71,7 +71,7 @@ def update(rid: int, ids: Sequence[int], first: int, end: int, **changes: Any) -
     """Rows first..end-1 of a request whose ids are ``ids``."""
     chunk = Chunk(
         first_position=first,
-        ids=tuple(ids[first + 1 : end + 1]),
+        ids=np.array(ids[first + 1 : end + 1], np.int32),
         features=fake_features(ids, first, end).numpy(),
     )
     prefix = digest.of(ids[: end + 1])
@@ -254,7 +254,11 @@ async def test_sessions_without_features_commit_ids_alone(drafter: FakeDrafter) 
         bare = [
             Update(
                 rid=rid,
-                chunk=Chunk(first_position=0, ids=(9,), features=np.zeros((0, 0), np.float32)),
+                chunk=Chunk(
+                    first_position=0,
+                    ids=np.array([9], np.int32),
+                    features=np.zeros((0, 0), np.float32),
+                ),
                 digest=digest.of([first, 9]),
                 want_draft=False,
             )

@@ -15,7 +15,7 @@ def chunk(first: int, num_rows: int, width: int = 4) -> Chunk:
     positions = np.arange(first, first + num_rows, dtype=np.float32)
     return Chunk(
         first_position=first,
-        ids=tuple(range(first + 1, first + num_rows + 1)),
+        ids=np.arange(first + 1, first + num_rows + 1, dtype=np.int32),
         features=np.repeat(positions[:, None], width, axis=1),
     )
 
@@ -30,7 +30,9 @@ def test_rows_come_back_whole_and_in_order() -> None:
     for _ in range(2):  # merging changes nothing
         rows = cache.rows(7)
         assert rows is not None
-        assert (rows.first_position, rows.ids) == (0, tuple(range(1, 10)))
+        assert (rows.first_position, rows.ids.tolist()) == (0, list(range(1, 10)))
+        assert rows.ids.dtype == np.int32, "what is counted is what is kept"
+        assert rows.num_bytes == rows.features.nbytes + rows.ids.nbytes
         assert (rows.features == chunk(0, 9).features).all()
         assert cache.num_bytes == 9 * ROW_BYTES
     cache.append(7, chunk(9, 1))

@@ -123,6 +123,8 @@ EDITS: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
     (r"regimes\.greedy\.method", lambda v: v["regimes"]["greedy"].update(method="magic")),
     (r"regimes\.greedy\.method", lambda v: v["regimes"]["greedy"].update(method="temperature")),
     (r"regimes\.greedy\.borrowed", lambda v: v["regimes"]["greedy"].update(borrowed=[5])),
+    (r"regimes\.greedy\.borrowed", lambda v: v["regimes"]["greedy"].update(borrowed=[1.5])),
+    (r"regimes\.greedy\.borrowed", lambda v: v["regimes"]["greedy"].update(borrowed=[True])),
     (r"regimes\.greedy\.more: 'unknown'", lambda v: v["regimes"]["greedy"].update(more=1)),
     (r"regimes\.rejection", lambda v: v["regimes"].pop("rejection")),
     (r"regimes\.warm", lambda v: v["regimes"].update(warm={})),
@@ -146,7 +148,7 @@ def test_a_folder_in_its_place_is_not_taken_for_none(checkpoint: Path) -> None:
         load_calibration(checkpoint)
 
 
-@pytest.mark.parametrize("count", [-1, 10**400, float("nan")])
+@pytest.mark.parametrize("count", [-1, 10**400, float("nan"), 7.5])
 def test_a_count_is_a_count(checkpoint: Path, count: float) -> None:
     fitted = fit_regime(planted(400, (1.5,) * GAMMA, seed=0), temperature=1.0).calibration
     calibration = calibration_of(checkpoint, GAMMA)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drafter_service.loading import load_drafter
-from drafter_service.training import command
+from drafter_service.training import arguments, command
 from drafter_service.training.config import TrainConfig
 
 PATHS = ["--target", "t", "--data", "d", "--work", "w", "--output", "o"]
@@ -16,17 +16,17 @@ PATHS = ["--target", "t", "--data", "d", "--work", "w", "--output", "o"]
 
 def _parse(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
+    arguments.add_arguments(parser)
     return parser.parse_args(words)
 
 
 def test_defaults_are_those_of_the_library() -> None:
     expected = TrainConfig(target=Path("t"), data=Path("d"), work=Path("w"), output=Path("o"))
-    assert command.config_from(_parse(*PATHS)) == expected
+    assert arguments.config_from(_parse(*PATHS)) == expected
 
 
 def test_every_argument_reaches_the_configuration() -> None:
-    config = command.config_from(
+    config = arguments.config_from(
         _parse(
             *PATHS,
             *("--layers=2", "--gamma=4", "--head=gated", "--markov-rank=16", "--draft-vocab=99"),
@@ -57,13 +57,13 @@ def test_every_argument_reaches_the_configuration() -> None:
 
 
 def test_no_head_means_no_rank() -> None:
-    config = command.config_from(_parse(*PATHS, "--head", "none"))
+    config = arguments.config_from(_parse(*PATHS, "--head", "none"))
     assert config.shape.markov_rank == 0
 
 
 def test_the_kind_reaches_the_configuration() -> None:
-    assert command.config_from(_parse(*PATHS)).shape.kind == "dspark"
-    assert command.config_from(_parse(*PATHS, "--kind=autoregressive")).shape.kind == (
+    assert arguments.config_from(_parse(*PATHS)).shape.kind == "dspark"
+    assert arguments.config_from(_parse(*PATHS, "--kind=autoregressive")).shape.kind == (
         "autoregressive"
     )
 
@@ -76,7 +76,7 @@ def test_the_command_trains_and_says_where(
         *("--work", str(tmp_path / "w"), "--output", str(tmp_path / "o"), "--held-out", "4"),
         *("--steps", "2", "--evaluate-every", "1", "--gamma", "2", "--sequences-per-step", "2"),
     )
-    assert command.run(command.config_from(args)) == 0
+    assert command.run(arguments.config_from(args)) == 0
     out = capsys.readouterr().out
     assert "step 1: accepted length" in out
     assert str(tmp_path / "o") in out
@@ -86,7 +86,7 @@ def test_the_command_trains_and_says_where(
 
 def test_declaring_arguments_loads_no_torch() -> None:
     code = (
-        "import sys, argparse; from drafter_service.training import command; "
-        "command.add_arguments(argparse.ArgumentParser()); sys.exit('torch' in sys.modules)"
+        "import sys, argparse; from drafter_service.training import arguments, command; "
+        "arguments.add_arguments(argparse.ArgumentParser()); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -73,7 +73,7 @@ class Parrot:
 
 
 def tasks_of(settings: ResponseSettings = SETTINGS) -> list[ResponseTask]:
-    return plan(PROMPTS, encode, settings)
+    return plan(PROMPTS, encode, settings).tasks
 
 
 def log_at(folder: Path, settings: ResponseSettings = SETTINGS) -> ResponseLog:
@@ -92,10 +92,10 @@ def test_a_plan_has_each_prompt_at_each_temperature_and_greedy_once() -> None:
 
 
 def test_a_plan_depends_on_what_is_asked_and_not_on_where_it_stands() -> None:
-    assert plan(PROMPTS[::-1], encode, SETTINGS) == tasks_of()
-    fewer = plan(PROMPTS[:5], encode, SETTINGS)
+    assert plan(PROMPTS[::-1], encode, SETTINGS).tasks == tasks_of()
+    fewer = plan(PROMPTS[:5], encode, SETTINGS).tasks
     assert [task for task in tasks_of() if len(task.prompt) <= 5] == fewer
-    other = plan(PROMPTS, encode, ResponseSettings(temperatures=(1.0,), seed=2))
+    other = plan(PROMPTS, encode, ResponseSettings(temperatures=(1.0,), seed=2)).tasks
     assert not {task.seed for task in other} & {task.seed for task in tasks_of()}
 
 
@@ -109,12 +109,18 @@ def test_long_prompts_get_less_room_or_are_left_out() -> None:
     settings = ResponseSettings(temperatures=(0.0,), max_new_tokens=6, max_length=20)
     room = {len(task.prompt): task.max_new_tokens for task in tasks_of(settings)}
     assert room == {n: min(6, 20 - n) for n in range(1, 19)}
+    assert plan(PROMPTS, encode, settings).num_too_long == 2
     with pytest.raises(DatasetError, match="no prompt leaves room"):
         plan(PROMPTS[10:], encode, ResponseSettings(max_length=8))
 
 
 @pytest.mark.parametrize(
-    "bad", [{"temperatures": ()}, {"temperatures": (-1.0,)}, {"samples": 0}, {"max_new_tokens": 1}]
+    "bad",
+    [
+        *({"temperatures": ts} for ts in ((), (-1.0,), (0.0, 1e-9), (float("nan"), 1.0), (11.0,))),
+        {"samples": 0},
+        {"max_new_tokens": 1},
+    ],
 )
 def test_settings_out_of_range_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
@@ -183,6 +189,14 @@ def test_a_log_of_other_settings_or_another_target_is_refused(tmp_path: Path) ->
     (tmp_path / "responses.json").unlink()
     with pytest.raises(CheckpointError, match="not made by this tool"):
         log_at(tmp_path)
+
+
+def test_settings_bind_with_the_first_response(tmp_path: Path) -> None:
+    log_at(tmp_path)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "responses.json").write_text('{"target": "u"}')  # of a run that gave none
+    collect(tasks_of(), Parrot(), log_at(tmp_path))
+    assert len(log_at(tmp_path).done) == 60
 
 
 def test_no_task_begins_after_the_budget(tmp_path: Path) -> None:

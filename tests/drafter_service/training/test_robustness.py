@@ -147,7 +147,7 @@ def test_a_file_system_without_room_stops_with_an_error_and_loses_nothing(
         ({"--prompts": "empty"}, "holds no prompt"),
         ({"--prompts": "none"}, "cannot read the prompt file"),
         ({"--target": "none"}, "no target model"),
-        ({"--temperatures": "-1"}, "none below 0"),
+        ({"--temperatures": "-1"}, "are out of range"),
     ],
 )
 def test_a_bad_start_is_one_line(

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from cluster import atomic_file
 from cluster.drafter_spec import HeadKind
 from cluster.errors import (
     CheckpointError,
@@ -23,7 +24,6 @@ from cluster.errors import (
     TrainingDiverged,
 )
 from cluster.fingerprint import folder_fingerprint
-from drafter_service import loading
 from drafter_service.loading import load_drafter
 from drafter_service.training import run as run_module
 from drafter_service.training import trainer
@@ -174,12 +174,11 @@ def test_a_disk_full_at_the_export_keeps_the_last_drafter_and_goes_on_later(
     before = {path.name: path.read_bytes() for path in exported.iterdir()}
     assert "model.safetensors" in before
 
-    def full(tensors: object, path: Path, metadata: object) -> None:
-        path.write_bytes(b"half")
+    def full(tensors: object, metadata: object) -> bytes:
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(loading, "save_file", full)
+        patch.setattr(atomic_file, "save", full)
         patch.setattr(LearningCurve, "best", -1.0)  # every evaluation exports
         with pytest.raises(StorageFull, match="drafter"):
             train(make_config())
