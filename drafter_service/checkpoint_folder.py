@@ -40,7 +40,7 @@ def check_output(output: Path, source: Path, *, force: bool) -> None:
     present = sorted(path.name for path in output.iterdir())
     if not present:
         return
-    foreign = present if not holds_drafter(output) else [n for n in present if not _is_ours(n)]
+    foreign = present if not _holds_drafter(output) else [n for n in present if not _is_ours(n)]
     if foreign:
         raise ConfigError(
             f"output: {output} holds other files ({', '.join(foreign[:3])}, ...)",
@@ -52,7 +52,18 @@ def check_output(output: Path, source: Path, *, force: bool) -> None:
         )
 
 
-def holds_drafter(folder: Path) -> bool:
+def check_training_output(output: Path) -> None:
+    """Refuse to write a drafter over anything but a drafter, before hours have gone into it."""
+    if not output.exists():
+        return
+    if not output.is_dir() or (any(output.iterdir()) and not _holds_drafter(output)):
+        raise ConfigError(
+            f"output: {output} is in use by something that is not a drafter",
+            hint="name a new or empty folder, or that of an earlier drafter",
+        )
+
+
+def _holds_drafter(folder: Path) -> bool:
     """Whether a folder holds a drafter of a format that we read, and no folders."""
     config = folder / "config.json"
     if not config.is_file() or any(path.is_dir() for path in folder.iterdir()):

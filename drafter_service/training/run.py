@@ -6,13 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from cluster.errors import ConfigError
 from cluster.fingerprint import folder_fingerprint
-from drafter_service.checkpoint_folder import holds_drafter
+from drafter_service.checkpoint_folder import check_training_output
 from drafter_service.training.architecture import Architecture, Start, architecture_of
 from drafter_service.training.batches import Batches
 from drafter_service.training.checkpoint import run_identity
@@ -66,7 +64,7 @@ def prepare(config: TrainConfig, ranks: Ranks | None = None) -> Run:
         DatasetError, ModelNotFound, CheckpointError, ConfigError, StorageFull: see `train`.
     """
     ranks = ranks or Ranks()
-    _check_output(config.output)
+    check_training_output(config.output)
     target = Target(config.target, device=config.device)
     vocab_size = target.config.vocab_size
     records = load_records(config.data, vocab_size=vocab_size, max_length=config.max_length)
@@ -98,17 +96,6 @@ def prepare(config: TrainConfig, ranks: Ranks | None = None) -> Run:
         held_out=stores["held-out"].all() if ranks.is_main else (),
         greedy=[record.temperature == 0 for record in held_out] if ranks.is_main else (),
     )
-
-
-def _check_output(output: Path) -> None:
-    """Refuse to write a drafter over anything but a drafter, before hours have gone into it."""
-    if not output.exists():
-        return
-    if not output.is_dir() or (any(output.iterdir()) and not holds_drafter(output)):
-        raise ConfigError(
-            f"output: {output} is in use by something that is not a drafter",
-            hint="name a new or empty folder, or that of an earlier drafter",
-        )
 
 
 def _start(config: TrainConfig, target: Target, training: Sequence[Record]) -> Start:

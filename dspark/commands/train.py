@@ -69,8 +69,11 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     config = replace(arguments.config_from(args), data=args.work / RESPONSES)
     settings, generation = _settings(args, config), _generation(args, config)
+    from drafter_service.checkpoint_folder import check_training_output
     from drafter_service.training.ranks import joined
 
+    if not args.responses_only:
+        check_training_output(config.output)  # hours before it is written
     with joined(config.device) as ranks:
         with ranks.main_first():
             if ranks.is_main:

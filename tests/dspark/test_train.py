@@ -90,3 +90,16 @@ def test_a_refused_run_does_not_bind_the_corrected_one(given: Path, tmp_path: Pa
     assert train(given, work, "--device", "abacus", "--seed", "5") == 2
     assert train(given, work, "--seed", "6") == 0
     assert json.loads((work / "responses.json").read_text())["seed"] == 6
+
+
+def test_an_output_in_use_is_named_before_anything_is_generated(
+    given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "precious"
+    output.mkdir()
+    (output / "notes.txt").write_text("mine")
+    paths = ("--target", given / "target", "--prompts", given / "prompts.jsonl")
+    words = (*paths, "--work", tmp_path / "w", "--output", output, "--max-new-tokens", 4)
+    assert main(["train", *map(str, words)]) == 2
+    assert "not a drafter" in capsys.readouterr().err
+    assert not (tmp_path / "w").exists()
