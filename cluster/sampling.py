@@ -26,6 +26,24 @@ def regime_of(sampling: Sampling) -> str:
     return "greedy" if sampling.temperature == 0 else sampling.mode
 
 
+def plain_sampling(temperature: float, *, mode: str, seed: int) -> Sampling:
+    """The whole law at a temperature: no truncation, penalties or biases."""
+    return Sampling(
+        temperature=temperature,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        bias_ids=np.zeros(0, np.int32),
+        bias_values=np.zeros(0, np.float32),
+        seed=seed,
+        mode=mode,
+        logprobs=False,
+    )
+
+
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Refuse parameters outside their domain, whatever else the request is.
 

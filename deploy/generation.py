@@ -22,7 +22,8 @@ from torch import Tensor
 from cluster.config import ModelConfig, VerifierConfig
 from cluster.environment import use_threads
 from cluster.errors import error_for
-from cluster.wire import Admission, Sampling, Step, StepResult
+from cluster.sampling import plain_sampling
+from cluster.wire import Admission, Step, StepResult
 from deploy.kept_rows import KeptRows, RawRows
 from deploy.text_model import load_text_model
 from drafter_service.training.responses import Response, ResponseTask
@@ -142,7 +143,7 @@ class EngineGenerator:
             num_prompt=len(task.prompt),
             max_new_tokens=task.max_new_tokens,
             stop_ids=self._stop_ids,
-            sampling=_sampling(task),
+            sampling=plain_sampling(task.temperature, mode="rejection", seed=task.seed),
             drafter_id="",
             drafter_address="",
             session_epoch=0,
@@ -224,21 +225,4 @@ def open_generator(
         TorchEngine(model, limits, rows),
         stop_ids=load_text_model(target).eos_ids,
         kept=None if rows is None else KeptRows(model.spec.hidden_size, logits),
-    )
-
-
-def _sampling(task: ResponseTask) -> Sampling:
-    return Sampling(
-        temperature=task.temperature,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        bias_ids=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-        seed=task.seed,
-        mode="rejection",
-        logprobs=False,
     )

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from cluster.errors import ConfigError, DSparkError
-from cluster.sampling import check_sampling
+from cluster.sampling import check_sampling, plain_sampling
 from cluster.wire import Sampling
 from deploy.offline.drafting import DraftingHalf
 from deploy.offline.lane import OfflineLane
@@ -202,17 +200,4 @@ def _check_counts(**counts: int | None) -> None:
 
 def _sampling(temperature: float, mode: str, seed: int, index: int) -> Sampling:
     """Of prompt ``index`` in a run with this seed: its draws depend on nothing else."""
-    return Sampling(
-        temperature=temperature,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        bias_ids=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-        seed=(seed << 32) + index,
-        mode=mode,
-        logprobs=False,
-    )
+    return plain_sampling(temperature, mode=mode, seed=(seed << 32) + index)
