@@ -116,6 +116,31 @@ class VerifierConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SchedulingConfig:
+    """What a lane decides, and how. Can be changed while it serves; each part can be turned off."""
+
+    policy: str = "adaptive"
+    """How many drafts of each block are verified, see `router.policies`: ``adaptive``, ``causal``,
+    ``lagged``, ``retrospective``, ``fixed:K``, ``threshold:C``, ``full`` or ``none``."""
+    min_gain: float = field(default=0.02, metadata={"least": 0, "most": 1.0})
+    """Least predicted gain in tokens/s, as a share, for which blocks are cut at all."""
+    gather: str = one_of("steady", "when_free", "wait_for_all")
+    """When the verifier falls idle: compare going now with waiting and two groups with one; or go
+    with what is ready; or wait for all drafts that are due."""
+    late_dispatch: bool = True
+    """Hand a step over just before the running one is predicted to end, not when it has ended."""
+    gate_drafts: bool = True
+    """Ask for a draft only where it is expected to pay."""
+    draft_price: float = field(default=0.0, metadata={"least": 0, "most": 1e6})
+    """What a second of a drafter device costs, in seconds of a verifier device. Drafting on the
+    verifier's own device is charged its measured time besides."""
+    live_profile: bool = True
+    """Learn step times from the steps that run; false: keep the table measured at start."""
+    context_term: bool = True
+    """Let predicted step times depend on the context length."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RouterConfig:
     """Ingress, admission and lanes."""
 
@@ -134,6 +159,7 @@ class RouterConfig:
     unplaced_timeout_s: float = positive(30.0)
     """After so long without any verifier in the cluster, waiting requests end with Unavailable."""
     default_mode: str = one_of("coupled", "rejection")
+    scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     recalibrate: bool = True
     """Correct the drafter's confidences by what becomes of its drafts here."""
     explore_fraction: float = field(default=1 / 64, metadata={"least": 0, "most": 1.0})
