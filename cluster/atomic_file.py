@@ -7,15 +7,12 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import save
-from torch import Tensor
 
 from cluster.errors import StorageFull
 
@@ -26,22 +23,27 @@ def write_bytes(path: Path, data: bytes) -> None:
     Raises:
         StorageFull: the disk is full; what stood at ``path`` before is untouched.
     """
-    _replace(path, lambda part: part.write_bytes(data))
+    write_whole(path, lambda part: part.write_bytes(data))
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Have ``write`` fill a file beside ``path``, then put it in its place (see `write_bytes`)."""
+    with no_space(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
+        with _own_part(path) as file:
+            part = Path(file.name)
+            try:
+                write(part)
+                os.fsync(file.fileno())
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: object) -> None:
     """Write ``value`` as readable JSON (see `write_bytes`)."""
     write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file (see `write_bytes`)."""
-    write_bytes(path, save(dict(tensors), dict(metadata)))
-
-
-def write_torch(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a ``torch.save`` file (see `write_bytes`); needed for optimiser and RNG state."""
-    _replace(path, lambda part: torch.save(dict(value), part))
 
 
 def append_lines(path: Path, lines: Sequence[str]) -> None:
@@ -78,20 +80,6 @@ def no_space(path: Path) -> Iterator[None]:
         if "No space left" not in str(error) and "unexpected pos" not in str(error):
             raise
         raise StorageFull(f"cannot write {path}: {error}", hint=_HINT) from error
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    with no_space(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path)
-        with _own_part(path) as file:
-            part = Path(file.name)
-            try:
-                write(part)
-                os.fsync(file.fileno())
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
 
 
 def _own_part(path: Path) -> BinaryIO:

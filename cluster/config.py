@@ -18,9 +18,12 @@ from typing import Any, Final
 import yaml
 
 from cluster.errors import ConfigError
+from cluster.policy_text import read_policy
 
 MAX_THREADS: Final = 1024
 """Of one process; far more end it with a fault inside OpenMP."""
+
+T = typing.TypeVar("T")
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 
@@ -85,6 +88,9 @@ class DrafterConfig:
     max_session_tokens: int = positive(1 << 20)
     """Draft KV over all sessions, in positions."""
     idle_session_s: float = positive(120.0)
+    max_pending_bytes: int = natural(32 << 20)
+    """Features kept uncomputed for requests that no draft is asked for; past it the oldest are
+    computed. 0: every one at once."""
     q_top_k: int = positive(64, most=1024)
     """Width of the sparse q in rejection mode."""
     batch_window_s: float = field(default=0.0, metadata={"least": 0, "most": 1.0})
@@ -119,9 +125,10 @@ class VerifierConfig:
 class SchedulingConfig:
     """What a lane decides, and how. Can be changed while it serves; each part can be turned off."""
 
-    policy: str = "adaptive"
-    """How many drafts of each block are verified, see `router.policies`: ``adaptive``, ``causal``,
-    ``lagged``, ``retrospective``, ``fixed:K``, ``threshold:C``, ``full`` or ``none``."""
+    policy: str = field(default="adaptive", metadata={"read": read_policy})
+    """How many drafts of each block are verified, see `cluster.policy_text`: ``adaptive``,
+    ``causal``, ``lagged``, ``retrospective``, ``fixed:K``, ``threshold:C``, ``full`` or ``none``.
+    """
     min_gain: float = field(default=0.02, metadata={"least": 0, "most": 1.0})
     """Least predicted gain in tokens/s, as a share, for which blocks are cut at all."""
     gather: str = one_of("steady", "when_free", "wait_for_all")
@@ -129,6 +136,9 @@ class SchedulingConfig:
     with what is ready; or wait for all drafts that are due."""
     late_dispatch: bool = True
     """Hand a step over just before the running one is predicted to end, not when it has ended."""
+    prefill_stretch: float = positive(1.0)
+    """Prompt chunks make the step that carries them at most this share longer, as predicted; but
+    an eighth of ``router.prefill_budget`` always goes."""
     gate_drafts: bool = True
     """Ask for a draft only where it is expected to pay."""
     draft_price: float = field(default=0.0, metadata={"least": 0, "most": 1e6})
@@ -138,6 +148,8 @@ class SchedulingConfig:
     """Learn step times from the steps that run; false: keep the table measured at start."""
     context_term: bool = True
     """Let predicted step times depend on the context length."""
+    recalibrate: bool = True
+    """Correct the drafter's confidences by what becomes of its drafts here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +172,6 @@ class RouterConfig:
     """After so long without any verifier in the cluster, waiting requests end with Unavailable."""
     default_mode: str = one_of("coupled", "rejection")
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
-    recalibrate: bool = True
-    """Correct the drafter's confidences by what becomes of its drafts here."""
     explore_fraction: float = field(default=1 / 64, metadata={"least": 0, "most": 1.0})
     """Share of row-rounds whose block is verified whole, whatever the schedule says, so that the
     worth of long drafts stays known where load or low confidence has them cut."""
@@ -213,6 +223,19 @@ def load_config(source: Path | Mapping[str, Any] | None) -> Config:
     return _fitting(typing.cast(Config, _parse(Config, source, "")))
 
 
+def parse_section(cls: type[T], value: Any, path: str) -> T:
+    """Any other tree of frozen dataclasses, by the same rules: unknown keys, wrong types and values
+    out of range are refused. Fields may also be tuples, ``tuple[X, ...]``.
+
+    Args:
+        path: of the section, for messages.
+
+    Raises:
+        ConfigError: names the path.
+    """
+    return typing.cast(T, _parse(cls, value, path))
+
+
 def _fitting(config: Config) -> Config:
     """The configuration, if its values go together."""
     cluster, verifier = config.cluster, config.verifier
@@ -248,12 +271,21 @@ def _parse(cls: type[Any], value: Any, path: str) -> Any:
             raise ConfigError(
                 f"{where}: unknown key", hint=f"known keys here: {', '.join(sorted(fields))}"
             )
-        kind = hints[key]
-        if dataclasses.is_dataclass(kind):
-            parsed[key] = _parse(typing.cast("type[Any]", kind), item, where)
-        else:
-            parsed[key] = _scalar(item, kind, fields[key].metadata, where)
+        parsed[key] = _value(item, hints[key], fields[key].metadata, where)
     return cls(**parsed)
+
+
+def _value(
+    item: Any, kind: Any, bounds: Mapping[str, Any] | types.MappingProxyType[Any, Any], path: str
+) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _parse(typing.cast("type[Any]", kind), item, path)
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(item, list):
+            raise ConfigError(f"{path}: expected a list, got {type(item).__name__}")
+        inner = typing.get_args(kind)[0]
+        return tuple(_value(one, inner, bounds, f"{path}[{n}]") for n, one in enumerate(item))
+    return _scalar(item, kind, bounds, path)
 
 
 def _scalar(
@@ -267,6 +299,11 @@ def _scalar(
         raise ConfigError(f"{path}: {value} is not a finite number")
     if "words" in bounds and value not in bounds["words"]:
         raise ConfigError(f"{path}: {value!r} is not one of {', '.join(bounds['words'])}")
+    if "read" in bounds:
+        try:
+            bounds["read"](value)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
     if "over" in bounds and value <= bounds["over"]:
         raise ConfigError(f"{path}: {value} must be over {bounds['over']}")
     if "least" in bounds and value < bounds["least"]:

@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+U64 = NDArray[np.uint64]
+
 SEED: Final = 0xCBF29CE484222325
 _PRIME: Final = 0x100000001B3
 _MASK: Final = (1 << 64) - 1
@@ -24,3 +29,12 @@ def extend(digest: int, ids: Iterable[int]) -> int:
 def of(ids: Iterable[int]) -> int:
     """Digest of a whole prefix, starting at position 0."""
     return extend(SEED, ids)
+
+
+def extend_rows(digest_R: U64, ids_RN: NDArray[np.int64], num_R: NDArray[np.int64]) -> U64:
+    """Digests of many prefixes, each followed by the first ``num_R`` ids of its row."""
+    extended_R = digest_R
+    for n in range(int(num_R.max(initial=0))):
+        longer_R = (extended_R ^ (ids_RN[:, n] + 1).astype(np.uint64)) * np.uint64(_PRIME)
+        extended_R = np.where(n < num_R, longer_R, extended_R)
+    return extended_R

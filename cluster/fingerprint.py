@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from cluster.config import LookupConfig
 from cluster.drafter_spec import DrafterSource
-from cluster.errors import CheckpointError, ModelNotFound
+from cluster.errors import CheckpointError, ModelNotFound, ProtocolMismatch
 from cluster.json_text import parse_json
 
 _COSMETIC: Final = frozenset({"transformers_version", "_name_or_path"})
@@ -59,6 +60,32 @@ def drafter_fingerprint(source: DrafterSource | None, lookup: LookupConfig) -> s
     if isinstance(source, Path):
         return folder_fingerprint(source)
     return f"ngram-{lookup.min_ngram}-{lookup.max_ngram}-{lookup.gamma}"
+
+
+def profile_fingerprint(model: str, platform: str) -> str:
+    """What a table of step times holds for: one model, on one platform, served by one version.
+
+    Args:
+        model: fingerprint of the target.
+        platform: device, engine and whatever else of the replica makes steps faster or slower.
+    """
+    return f"{model}/{platform}/{version('dspark-serve')}"
+
+
+def check_profile_fingerprint(fingerprint: str, model: str) -> None:
+    """Refuse a table that was measured for another model or by another version.
+
+    Raises:
+        ProtocolMismatch: it was, or does not say.
+    """
+    measured_model, _, rest = fingerprint.partition("/")
+    release = version("dspark-serve")
+    if measured_model != model or not rest.endswith(f"/{release}"):
+        raise ProtocolMismatch(
+            f"a profile of {fingerprint[:80] or 'nothing'!r} for model {model!r}, "
+            f"version {release}",
+            hint="restart the verifier: it measures anew at start",
+        )
 
 
 def _canonical_config(path: Path) -> bytes:

@@ -27,6 +27,12 @@ class Member:
     lane_owner: str = ""
     """Verifiers: member id of the router that holds the lease, empty when free."""
     draining: bool = False
+    device: str = ""
+    """Verifiers and drafters: identity of what they compute on (`cluster.device_identity`)."""
+    scheduling: dict[str, str] = field(default_factory=dict)
+    """Routers: the scheduling that was set while serving, all values by name; empty for none."""
+    scheduling_version: int = 0
+    """Routers: rises with each change of it."""
     details: dict[str, float] = field(default_factory=dict)
     """Free-form gauges for people and policies (kv_free, queue, ...)."""
 

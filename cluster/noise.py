@@ -13,6 +13,7 @@ draft drawn from the noise that later decides its acceptance biases the output.
 | ``REST`` | of the chosen token | 0 | coupled mode: perturbs the mass outside the candidates |
 | ``REST_DRAW`` | of the chosen token | 0 | coupled mode: which token of that mass |
 | ``EXPLORE`` | anchor | 0 | router: is the row verified whole (seed: request id) |
+| ``GATE`` | anchor | 0 | router: is a draft asked for, or not, to learn (seed: request id) |
 
 Rejection mode names numbers by anchor, because a position can be drafted again in a later round
 and must then not see a number that an earlier round has already acted upon. Coupled mode names
@@ -45,6 +46,7 @@ class Stream(IntEnum):
     REST = 6
     REST_DRAW = 7
     EXPLORE = 8
+    GATE = 9
 
 
 class Randomness(Protocol):

@@ -6,6 +6,7 @@ used), with optional labels ``source`` and ``domain``. Other keys are ignored.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,11 @@ class TextPrompt:
     """File and line, for messages."""
 
 
-def read_prompts(path: Path) -> list[TextPrompt]:
+def read_prompts(path: Path, *, limit_per_source: int | None = None) -> list[TextPrompt]:
     """All prompts of a file, in order.
+
+    Args:
+        limit_per_source: most prompts of a source, the first ones; None takes all.
 
     Raises:
         PromptFileError: no such file, a line that is no prompt, or none at all; names the line.
@@ -39,7 +43,13 @@ def read_prompts(path: Path) -> list[TextPrompt]:
     prompts = [_prompt(record, where, path.stem) for where, record in _records(path)]
     if not prompts:
         raise PromptFileError(f"{path} holds no prompts", hint=_FORMAT)
-    return prompts
+    taken: Counter[str] = Counter()
+    kept = []
+    for prompt in prompts:
+        taken[prompt.source] += 1
+        if limit_per_source is None or taken[prompt.source] <= limit_per_source:
+            kept.append(prompt)
+    return kept
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -43,6 +43,8 @@ MAX_TOKENS: Final = 1 << 20
 MAX_TOP_K: Final = 1 << 24
 MAX_BIASES: Final = 1024
 MAX_PROMPT_TOKENS: Final = 1 << 20
+MAX_TIERS: Final = 256
+"""Of a throughput profile; what the router does with it goes with their square."""
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -292,10 +294,19 @@ class Lease(Frame):
     max_step_tokens: int = natural(MAX_TOKENS)
     kv_block_tokens: int = natural(1 << 16)
     kv_blocks: int = natural(1 << 40)
-    profile_tokens: I32 = array("i4", limit=4096, rows="profile")
+    profile_tokens: I32 = array("i4", limit=MAX_TIERS, rows="profile")
     """Batch sizes B (tokens to the target) measured at start, rising."""
-    profile_step_s: F32 = array("f4", limit=4096, rows="profile")
-    """Measured seconds of one step at each B."""
+    profile_step_s: F32 = array("f4", limit=MAX_TIERS, rows="profile")
+    """Measured seconds of one step at each B, less the costs below."""
+    profile_row_s: float = 0.0
+    """This and the next three: `cluster.step_costs.StepCosts`."""
+    profile_context_s: float = 0.0
+    profile_pair_s: float = 0.0
+    profile_prefill_s: float = 0.0
+    profile_noise: float = 0.0
+    """Relative spread of equal steps."""
+    profile_fingerprint: str = field(default="", metadata={"limit": 512})
+    """What it was measured with, see `cluster.fingerprint.profile_fingerprint`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -328,6 +339,8 @@ class StepResult(Frame):
     num_padded_tokens: int = natural(MAX_TOKENS)
     num_prefill_tokens: int = natural(MAX_TOKENS)
     sum_context: int = natural()
+    num_pairs: int = field(default=0, metadata={"limit": 1 << 62})
+    """Pairs of a token and a position that it attends to; 0: not counted."""
     step_s: float
     """Seconds from taking the step up to results being known (device time on a GPU)."""
     free_kv_blocks: int = natural(1 << 40)
@@ -442,6 +455,10 @@ class Submit(Frame):
     sampling: Sampling
     deadline_s: float
     """Seconds left, 0 for none."""
+    target_rate: float
+    """Tokens per second that it should get, 0 for no target."""
+    tier: str = string(64)
+    """A name of `cluster.tiers`; empty for the usual one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from cluster.config import Config
+from cluster.drafter_spec import NGRAM
 from cluster.errors import ConfigError
 from cluster.fingerprint import drafter_fingerprint, folder_fingerprint
 from deploy import replica
@@ -24,6 +25,7 @@ class DrafterReplica:
     @staticmethod
     def _load(config: Config) -> DrafterNode:
         replica.set_threads(config.drafter.num_threads)
+        from cluster.device_identity import device_identity
         from drafter_service.node import DrafterNode
         from drafter_service.opening import open_drafter
         from verifier_service.torch_engine.loading import resolve_device
@@ -40,6 +42,7 @@ class DrafterReplica:
             directory=replica.directory(config),
             model=folder_fingerprint(target),
             drafter=drafter_fingerprint(source, config.drafter.lookup),
+            device=device_identity("cpu" if source == NGRAM else device),
             host=replica.data_host(config),
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
@@ -22,8 +23,9 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster.api import dspark_v1_pb2 as pb
 from cluster.config import Config
-from cluster.errors import DSparkError, ModelNotFound
+from cluster.errors import ConfigError, DSparkError, InvalidRequest, ModelNotFound
 from cluster.fingerprint import drafter_fingerprint, folder_fingerprint
+from cluster.scheduling_text import scheduling_text, with_values
 from cluster.status import details_of
 from deploy import replica
 from deploy.requests import build_request, build_response, check_token
@@ -115,6 +117,29 @@ class Ingress:
                 version=version("dspark-serve"),
                 metrics=metrics,
             )
+
+    async def SetScheduling(  # noqa: N802
+        self, request: pb.SetSchedulingRequest, grpc_context: RayServegRPCContext
+    ) -> pb.SetSchedulingResponse:
+        """Change how lanes decide, at all routers; without values: say how they do."""
+        with _statuses(grpc_context):
+            self._check(grpc_context)
+            if request.values:
+                try:
+                    wanted = with_values(self._node.scheduling, request.values)
+                    self._node.configure(wanted)
+                except ConfigError as error:
+                    raise InvalidRequest(error.message, hint=error.hint) from error
+                logger.info("scheduling: %s", dict(request.values))
+            return pb.SetSchedulingResponse(scheduling=scheduling_text(self._node.scheduling))
+
+    async def GetProfile(  # noqa: N802
+        self, request: pb.GetProfileRequest, grpc_context: RayServegRPCContext
+    ) -> pb.GetProfileResponse:
+        """Say what this router knows of the speed of its verifiers and drafters."""
+        with _statuses(grpc_context):
+            self._check(grpc_context)
+            return pb.GetProfileResponse(json=json.dumps(self._node.profiles(), allow_nan=False))
 
     # --- grpc.health.v1 -----------------------------------------------------------------------
 

@@ -63,6 +63,8 @@ def build_request(
         ignore_eos=message.ignore_eos,
         draft=message.draft if message.HasField("draft") else True,
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
+        target_rate=_target_rate(message),
+        tier=message.tier,
     )
 
 
@@ -93,6 +95,16 @@ def build_response(
             )
         )
     return response
+
+
+def _target_rate(message: pb.GenerateRequest) -> float:
+    """Tokens/s; 0 inside means none, so that nobody may ask for it."""
+    if not message.HasField("target_tokens_per_s"):
+        return 0.0
+    rate: float = message.target_tokens_per_s
+    if not rate > 0:
+        raise InvalidRequest(f"target_tokens_per_s {rate}", hint="over 0; absent for no target")
+    return rate
 
 
 def _prompt_ids(message: pb.GenerateRequest, text_model: TextModel) -> tuple[int, ...]:

@@ -27,8 +27,10 @@ class VerifierReplica:
         if config.verifier.engine != "torch":
             raise Unsupported(f"verifier.engine {config.verifier.engine!r}", hint="torch")
         replica.set_threads(config.verifier.num_threads)
+        from cluster.device_identity import device_identity
         from verifier_service.node import VerifierNode
         from verifier_service.torch_engine import load_engine
+        from verifier_service.torch_engine.loading import resolve_device
 
         target, drafter = replica.folders(config)
         engine = load_engine(
@@ -43,6 +45,7 @@ class VerifierReplica:
             config=config,
             directory=replica.directory(config),
             drafter=drafter_fingerprint(drafter, config.drafter.lookup),
+            device=device_identity(resolve_device(config.model.device)),
             host=replica.data_host(config),
         )
 

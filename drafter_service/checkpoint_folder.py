@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from cluster.atomic_file import write_bytes, write_tensors
+from cluster.atomic_file import write_bytes
 from cluster.drafter_config import is_speculators
 from cluster.errors import ConfigError, StorageFull
+from cluster.tensor_file import write_tensors
 from cluster.tensor_folder import read_json
 
 _PARTS: Final = frozenset(

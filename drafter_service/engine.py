@@ -1,8 +1,9 @@
 """The DSpark drafter: a batch of commits in, a batch of blocks out (paper sections 2.2 and 3.1).
 
 One batch, in reading order (`DraftEngine.run`): advance sessions, compute keys and values of all
-newly committed rows in one pass, then the backbone over all wanted blocks in one pass, then the
-sequential and confidence heads (`drafter_service.sampling`).
+rows of the sessions that want a block in one pass (others' rows wait, `PendingRows`), then the
+backbone over those blocks in one pass, then the sequential and confidence heads
+(`drafter_service.sampling`).
 
 Shape legend: S sessions, N rows of all sessions, D hidden size, G gamma.
 """
@@ -21,9 +22,10 @@ from drafter_service.backbone import DSparkModel
 from drafter_service.calibration.calibration import Calibration
 from drafter_service.draft_kv import DraftKV
 from drafter_service.drafter import DrafterLimits, DraftOutcome, Work
+from drafter_service.pending_rows import MAX_PENDING_BYTES, NewRows, PendingRows, join
 from drafter_service.sampling import Block, sample_blocks
 from drafter_service.sessions import DraftSession, SessionCounters, SessionTable
-from drafter_service.staging import Computed, NewRows, Staged, run_batch
+from drafter_service.staging import Computed, Staged, run_batch
 
 
 class DraftEngine:
@@ -35,6 +37,7 @@ class DraftEngine:
         max_sessions, max_session_tokens, idle_session_s, busy_s: see `SessionTable`.
         q_top_k: width of the sparse q in rejection mode.
         calibration: of the model's confidence; None reports it raw.
+        max_pending_bytes: of rows that wait for a draft to be asked for, see `PendingRows`.
 
     Raises:
         CheckpointError: a calibration of blocks of another length.
@@ -50,6 +53,7 @@ class DraftEngine:
         q_top_k: int,
         busy_s: float = 1.0,
         calibration: Calibration | None = None,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> None:
         if calibration is not None:
             calibration.check(model.spec.gamma)
@@ -66,6 +70,7 @@ class DraftEngine:
             idle_s=idle_session_s,
             busy_s=busy_s,
         )
+        self.pending = PendingRows(max_pending_bytes)
         self.kv = DraftKV(
             num_layers=self.spec.num_layers,
             num_kv_heads=self.spec.num_kv_heads,
@@ -96,7 +101,9 @@ class DraftEngine:
     @torch.inference_mode()
     def run(self, work: Sequence[Work], now_s: float) -> DraftOutcome:
         """See `drafter_service.drafter.Drafter.run`."""
-        return run_batch(self.sessions, work, now_s, self._compute)
+        return run_batch(
+            self.sessions, self.pending, work, now_s, self._compute, window=self._window
+        )
 
     def _compute(self, staged: Sequence[Staged]) -> Computed:
         """Take in new rows, then draft for whoever asked."""
@@ -117,28 +124,21 @@ class DraftEngine:
     @torch.inference_mode()
     def extend(self, new_rows: Sequence[NewRows]) -> None:
         """Compute and keep keys and values of newly committed rows, all sessions in one pass."""
-        new_rows = [rows for rows in new_rows if len(rows.features)]
+        new_rows = join([rows for rows in new_rows if len(rows.features)])
         if not new_rows:
             return
         allocator = self.sessions.allocator
         self.kv.ensure(allocator.high_water, allocator.num_blocks + 1)
-        positions_N = np.concatenate(
-            [np.arange(r.first_position, r.first_position + len(r.features)) for r in new_rows]
-        )
-        slots_N = np.concatenate(
-            [
-                r.session.slots(r.first_position, r.first_position + len(r.features))
-                for r in new_rows
-            ]
-        )
+        positions_N = np.concatenate([np.arange(r.first_position, r.stop) for r in new_rows])
+        slots_N = np.concatenate([r.session.slots(r.first_position, r.stop) for r in new_rows])
         context_ND = torch.cat([r.features.to(self._device, self._dtype) for r in new_rows])
         per_layer = self.model.context_key_values(
             context_ND, torch.from_numpy(positions_N).to(self._device)
         )
         self.kv.write(torch.from_numpy(slots_N).to(self._device), per_layer)
         if self._window is not None:
-            for session in {id(r.session): r.session for r in new_rows}.values():
-                self.sessions.trim(session, session.covered - self._window)
+            for rows in new_rows:
+                self.sessions.trim(rows.session, rows.session.covered - self._window)
 
     @torch.inference_mode()
     def draft(self, sessions: Sequence[DraftSession]) -> Block:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from cluster import target_probe
-from cluster.atomic_file import write_bytes, write_tensors
+from cluster.atomic_file import write_bytes
 from cluster.checkpoint_checks import find_embeddings
 from cluster.drafter_checkpoint import open_checkpoint, target_config, tensor_shapes
 from cluster.drafter_spec import AutoregressiveSpec, DrafterSpec
 from cluster.errors import CheckpointError
+from cluster.tensor_file import write_tensors
 from cluster.tensor_folder import TensorFolder
 from drafter_service.autoregressive.model import AutoregressiveModel
 from drafter_service.backbone import DSparkModel

@@ -73,6 +73,7 @@ class DrafterNode:
         directory: where to register.
         model: fingerprint of the target; a peer that names another one is refused.
         drafter: fingerprint of the drafter checkpoint; likewise.
+        device: identity of what the engine computes on, see `cluster.device_identity`.
         host: interface to bind and advertise; `ClusterConfig.data_host` goes before it.
         clock: seconds, monotonic.
     """
@@ -86,6 +87,7 @@ class DrafterNode:
         directory: Directory,
         model: str = "",
         drafter: str = "",
+        device: str = "",
         host: str = "127.0.0.1",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,6 +95,7 @@ class DrafterNode:
         self.counters = NodeCounters()
         self._engine = engine
         self._config = config.drafter
+        self._device = device
         self._clock = clock
         self._hello = Hello(
             role="drafter",
@@ -307,6 +310,7 @@ class DrafterNode:
             drafter=self._hello.drafter,
             load=float(self.num_sessions),
             draining=self._draining,
+            device=self._device,
             details={
                 "queued_bytes": float(self._queue.num_bytes),
                 "batches": float(self.counters.batches),

@@ -31,6 +31,7 @@ class _Options(TypedDict):
     idle_session_s: float
     q_top_k: int
     calibration: Calibration | None
+    max_pending_bytes: int
 
 
 def open_drafter(
@@ -64,6 +65,7 @@ def open_drafter(
         idle_session_s=config.idle_session_s,
         q_top_k=config.q_top_k,
         calibration=load_calibration(source) if calibrated else None,
+        max_pending_bytes=config.max_pending_bytes,
     )
     if checkpoint_kind(source) == "autoregressive":
         model = load_autoregressive(source, target, device=device, dtype=dtype)
@@ -79,6 +81,7 @@ def _open_lookup(target: Path, config: DrafterConfig) -> PromptLookup:
         max_sessions=config.max_sessions,
         max_session_tokens=config.max_session_tokens,
         idle_session_s=config.idle_session_s,
+        max_pending_bytes=config.max_pending_bytes,
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from cluster.config import LookupConfig
 from drafter_service.drafter import DrafterLimits, DraftOutcome, Work
 from drafter_service.lookup_text import LookupText
+from drafter_service.pending_rows import MAX_PENDING_BYTES, PendingRows
 from drafter_service.sampling import Block
 from drafter_service.sessions import DraftSession, Key, SessionCounters, SessionTable
 from drafter_service.staging import Computed, Staged, is_live, run_batch
@@ -31,6 +32,7 @@ class PromptLookup:
         max_positions: longest text of one session.
         max_sessions, max_session_tokens, idle_session_s, busy_s: see `SessionTable`; a position
             here takes about 150 bytes.
+        max_pending_bytes: of ids that wait for a draft to be asked for, see `PendingRows`.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class PromptLookup:
         max_session_tokens: int,
         idle_session_s: float,
         busy_s: float = 1.0,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> None:
         self.settings = settings
         self._vocab_size = vocab_size
@@ -53,6 +56,7 @@ class PromptLookup:
             idle_s=idle_session_s,
             busy_s=busy_s,
         )
+        self.pending = PendingRows(max_pending_bytes)
         self._texts: dict[Key, tuple[DraftSession, LookupText]] = {}
 
     @property
@@ -69,7 +73,7 @@ class PromptLookup:
 
     def run(self, work: Sequence[Work], now_s: float) -> DraftOutcome:
         """See `drafter_service.drafter.Drafter.run`."""
-        return run_batch(self.sessions, work, now_s, self._compute)
+        return run_batch(self.sessions, self.pending, work, now_s, self._compute)
 
     def _compute(self, staged: Sequence[Staged]) -> Computed:
         """Take in new ids, then look up for whoever asked."""

@@ -38,7 +38,8 @@ class DraftSession:
     last_id: int
     """Id at position ``covered``: the anchor of the next block."""
     covered: int = 0
-    """Positions 0..covered-1 have keys and values (or have left every window)."""
+    """Positions 0..covered-1 are here: they have keys and values, or their rows wait to get them
+    (`drafter_service.pending_rows`), or they have left every window."""
     blocks: list[int] = field(default_factory=list)
     """KV blocks of positions ``first_block * BLOCK_POSITIONS`` onwards."""
     first_block: int = 0
@@ -85,6 +86,10 @@ class SessionCounters:
     """Sessions refused or lost for want of room."""
     failed: int = 0
     """Sessions lost to an error while computing."""
+    rows_caught_up: int = 0
+    """Rows that waited until a draft was asked for (`drafter_service.pending_rows`)."""
+    rows_overdue: int = 0
+    """Rows computed without one, because more than the bound were waiting."""
 
 
 class SessionTable:
@@ -172,7 +177,8 @@ class SessionTable:
 
         Returns:
             The session, now covering ``first_position + len(ids)`` positions, whose keys and values
-            the caller must write; None if the commit was stale or the session is lost.
+            the caller must write before it drafts; None if the commit was stale or the session is
+            lost.
         """
         session = self._sessions.get(key)
         if session is not None and epoch < session.epoch:

@@ -1,4 +1,7 @@
-"""A batch of a drafter, around what it computes: bookkeeping before, outcome and faults behind."""
+"""A batch of a drafter, around what it computes: bookkeeping before, outcome and faults behind.
+
+Rows of sessions that nobody wants a draft of are not computed but kept (`PendingRows`).
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,11 @@ from torch import Tensor
 
 from cluster.wire import I32, Commit, Open, Release
 from drafter_service.drafter import Drafted, DraftOutcome, Work
+from drafter_service.pending_rows import NewRows, PendingRows
 from drafter_service.sampling import Block
 from drafter_service.sessions import DraftSession, Key, SessionTable
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewRows:
-    """Rows that one commit added to a session."""
-
-    session: DraftSession
-    first_position: int
-    ids: tuple[int, ...]
-    """[N] of positions ``first_position + 1 .. first_position + N``."""
-    features: Tensor
-    """[N, D] projected rows of positions ``first_position ..``; [0, 0] without features."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,33 +68,67 @@ class Computed:
 
 def run_batch(
     sessions: SessionTable,
+    pending: PendingRows,
     work: Sequence[Work],
     now_s: float,
     compute: Callable[[Sequence[Staged]], Computed],
+    *,
+    window: int | None = None,
 ) -> DraftOutcome:
     """`drafter_service.drafter.Drafter.run`, given how new rows are taken in and blocks drafted.
 
     An error while computing loses the sessions of the batch and nothing else.
 
     Args:
-        compute: called with the sessions that got rows and are still live.
+        pending: rows that wait; those of sessions that want a draft are handed to ``compute`` with
+            the new ones, new ones of the others wait in their turn.
+        compute: called with the sessions whose rows are to be computed now, in order and without
+            a hole, and which are still live.
+        window: rows that lie further than this behind a session's end are never needed again.
     """
     staged: dict[Key, Staged] = {}
+    due: list[Staged] = []
     try:
         advance(sessions, work, now_s, staged)
-        done = compute([one for one in staged.values() if is_live(sessions, one.session)])
+        pending.forget(lambda session: is_live(sessions, session))
+        live = [one for one in staged.values() if is_live(sessions, one.session)]
+        _take_due(sessions, pending, live, due, window)
+        done = compute(due)
     except Exception:  # an allocation that failed, say: other sessions and the replica live on
         logger.exception("a draft batch of %d sessions failed", len(staged))
         done = Computed(sessions=(), block=None, num_draft=np.zeros(0, np.int32))
-        for one in staged.values():
+        for session in {id(one.session): one.session for one in (*staged.values(), *due)}.values():
             sessions.counters.failed += 1
-            sessions.lose(one.session, "error while drafting")
+            sessions.lose(session, "error while drafting")
     return DraftOutcome(
         drafted=tuple(map(_describe, done.sessions)),
         block=done.block,
         num_draft=done.num_draft,
         lost=sessions.take_lost(),
     )
+
+
+def _take_due(
+    sessions: SessionTable,
+    pending: PendingRows,
+    staged: Sequence[Staged],
+    due: list[Staged],
+    window: int | None,
+) -> None:
+    """Sort out what is computed now, into ``due``, and what waits."""
+    for one in staged:
+        if one.want_draft:
+            waited = pending.take(one.session)
+            sessions.counters.rows_caught_up += sum(len(rows.ids) for rows in waited)
+            one.rows[:0] = waited
+            due.append(one)
+            continue
+        first_needed = 0 if window is None else max(one.session.covered - window, 0)
+        pending.put(one.session, one.rows, first_needed=first_needed)
+        sessions.trim(one.session, first_needed)
+    for session, rows in pending.take_overdue():
+        sessions.counters.rows_overdue += sum(len(one.ids) for one in rows)
+        due.append(Staged(session=session, rows=rows))
 
 
 def is_live(sessions: SessionTable, session: DraftSession) -> bool:

@@ -1,9 +1,12 @@
-"""Clients of a DSpark server, synchronous and asyncio; gRPC and nothing heavier behind them."""
+"""The client of a DSpark server; gRPC and nothing heavier behind it.
+
+`dspark.async_client` holds its twin for asyncio.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
@@ -14,18 +17,29 @@ from cluster.api import dspark_v1_pb2_grpc as rpc
 from cluster.environment import auth_token
 from cluster.errors import DSparkError
 from cluster.status import error_of
-from dspark.messages import Chunk, Model, Options, Usage, build_request, chunk_of, model_of
+from dspark.messages import (
+    Chunk,
+    Model,
+    Options,
+    Usage,
+    build_request,
+    chunk_of,
+    model_of,
+    profile_of,
+    scheduling_request,
+)
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:9000"
-_CHANNEL: Final = (
+CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.keepalive_time_ms", 30_000),
 )
-_CANCEL_TIMEOUT_S: Final = 5.0
+CANCEL_TIMEOUT_S: Final = 5.0
+"""Of a cancel, which nobody should have to wait for."""
 
 
-class _Collected:
+class Collected:
     """What has arrived so far of one request."""
 
     def __init__(self, request_id: str) -> None:
@@ -51,7 +65,7 @@ class _Collected:
         return chunk
 
 
-class Generation(_Collected):
+class Generation(Collected):
     """One running request: iterate over its chunks, or take its whole ``text``."""
 
     def __init__(
@@ -66,7 +80,7 @@ class Generation(_Collected):
             for response in self._call:
                 yield self._take(response)
         except grpc.RpcError as error:
-            raise _typed(error, self._client.address) from error
+            raise typed_error(error, self._client.address) from error
         finally:
             if not self.finish_reason:
                 self.close()
@@ -119,8 +133,8 @@ class Client:
     ) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._metadata = _metadata(token, application)
-        self._channel = grpc.insecure_channel(address, options=_CHANNEL)
+        self._metadata = metadata_of(token, application)
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub: Any = rpc.DSparkStub(self._channel)
 
     def generate(
@@ -144,11 +158,33 @@ class Client:
     def cancel(self, request_id: str) -> bool:
         """Stop a request by its id; False if no such request is running."""
         request = pb.CancelRequest(request_id=request_id)
-        return bool(self._unary(self._stub.Cancel, request, _CANCEL_TIMEOUT_S).cancelled)
+        return bool(self._unary(self._stub.Cancel, request, CANCEL_TIMEOUT_S).cancelled)
 
     def get_model(self) -> Model:
         """Ask what is served."""
         return model_of(self._unary(self._stub.GetModel, pb.GetModelRequest(), self._timeout_s))
+
+    def get_scheduling(self) -> dict[str, str]:
+        """Ask how lanes decide now: the values of ``router.scheduling`` by name."""
+        return self.set_scheduling({})
+
+    def set_scheduling(self, values: Mapping[str, str | float | bool]) -> dict[str, str]:
+        """Change how lanes decide, for all routers and while they serve; what is not named stays.
+
+        Returns:
+            All values that are in force now.
+
+        Raises:
+            InvalidRequest: no such name, or a value that it cannot have.
+        """
+        request = scheduling_request(values)
+        answer = self._unary(self._stub.SetScheduling, request, self._timeout_s)
+        return dict(answer.scheduling)
+
+    def get_profile(self) -> dict[str, Any]:
+        """Ask the router what it knows of the speed of its verifiers and drafters."""
+        request = pb.GetProfileRequest()
+        return profile_of(self._unary(self._stub.GetProfile, request, self._timeout_s))
 
     def close(self) -> None:
         """Close the connection; running requests end."""
@@ -169,118 +205,17 @@ class Client:
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise _typed(error, self.address) from error
+            raise typed_error(error, self.address) from error
 
 
-class AsyncGeneration(_Collected):
-    """One running request: iterate over its chunks, or await its whole ``text()``."""
-
-    def __init__(
-        self, client: AsyncClient, request: pb.GenerateRequest, timeout_s: float | None
-    ) -> None:
-        super().__init__(request.request_id)
-        self._client = client
-        self._call = client._stub.Generate(request, timeout=timeout_s, metadata=client._metadata)
-
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
-        try:
-            async for response in self._call:
-                yield self._take(response)
-        except grpc.RpcError as error:
-            raise _typed(error, self._client.address) from error
-        finally:
-            if not self.finish_reason:
-                await self.close()
-
-    async def text(self) -> str:
-        """Wait for the end and return the whole text.
-
-        Raises:
-            DSparkError: the request failed.
-        """
-        if not self.finish_reason:
-            async for _ in self:
-                pass
-        return self.text_so_far
-
-    async def cancel(self) -> bool:
-        """Stop the request; its stream then ends with finish reason ``cancelled``."""
-        return await self._client.cancel(self.request_id)
-
-    async def close(self) -> None:
-        """Give the request up without waiting for its end."""
-        if self._call.cancel():
-            with contextlib.suppress(DSparkError):  # see Generation.close
-                await self._client.cancel(self.request_id)
-
-
-class AsyncClient:
-    """`Client` for asyncio; same arguments. Create it inside the running loop."""
-
-    def __init__(
-        self,
-        address: str = DEFAULT_ADDRESS,
-        *,
-        token: str | None = None,
-        application: str = "",
-        timeout_s: float | None = None,
-    ) -> None:
-        self.address = address
-        self._timeout_s = timeout_s
-        self._metadata = _metadata(token, application)
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL)
-        self._stub: Any = rpc.DSparkStub(self._channel)
-
-    def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        messages: Sequence[Mapping[str, str]] | None = None,
-        token_ids: Sequence[int] | None = None,
-        **options: Unpack[Options],
-    ) -> AsyncGeneration:
-        """Start a request; see `Client.generate`."""
-        request = build_request(prompt, messages, token_ids, options)
-        return AsyncGeneration(self, request, self._timeout_s)
-
-    async def cancel(self, request_id: str) -> bool:
-        """Stop a request by its id; False if no such request is running."""
-        request = pb.CancelRequest(request_id=request_id)
-        answer = await self._unary(self._stub.Cancel, request, _CANCEL_TIMEOUT_S)
-        return bool(answer.cancelled)
-
-    async def get_model(self) -> Model:
-        """Ask what is served."""
-        answer = await self._unary(self._stub.GetModel, pb.GetModelRequest(), self._timeout_s)
-        return model_of(answer)
-
-    async def close(self) -> None:
-        """Close the connection; running requests end."""
-        await self._channel.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def _unary(self, method: Any, request: Any, timeout_s: float | None) -> Any:
-        try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise _typed(error, self.address) from error
-
-
-def _metadata(token: str | None, application: str) -> tuple[tuple[str, str], ...]:
+def metadata_of(token: str | None, application: str) -> tuple[tuple[str, str], ...]:
+    """What every call carries: the application's name, and the token of the caller or else of the
+    environment."""
     secret = auth_token() if token is None else token
     pairs = [("application", application)] if application else []
     return tuple(pairs + ([("authorization", f"Bearer {secret}")] if secret else []))
 
 
-def _typed(error: Any, address: str) -> DSparkError:
+def typed_error(error: Any, address: str) -> DSparkError:
+    """The error of our tree that a failed call stands for."""
     return error_of(error.code().name, error.details(), address)

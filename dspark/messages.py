@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict
 
 from cluster.api import dspark_v1_pb2 as pb
-from cluster.errors import InvalidRequest
+from cluster.errors import DSparkError, InvalidRequest
+from cluster.json_text import parse_json
 
 _MODES: Final = {"coupled": pb.MODE_COUPLED, "rejection": pb.MODE_REJECTION}
 _SAMPLING: Final = (
@@ -21,6 +22,17 @@ _SAMPLING: Final = (
     "frequency_penalty",
     "seed",
     "logprobs",
+)
+
+_PLAIN: Final = (
+    "max_tokens",
+    "ignore_eos",
+    "draft",
+    "deadline_s",
+    "stop",
+    "stop_token_ids",
+    "target_tokens_per_s",
+    "tier",
 )
 
 
@@ -49,6 +61,10 @@ class Options(TypedDict, total=False):
     """False: decode plainly."""
     deadline_s: float
     """Seconds after which the server ends the request with `DeadlineExceeded`."""
+    target_tokens_per_s: float
+    """New tokens per second that the request should get."""
+    tier: str
+    """``standard``, ``interactive`` or ``batch``: how much the request counts beside others."""
     request_id: str
 
 
@@ -116,8 +132,7 @@ def build_request(
         raise InvalidRequest(f"mode {mode!r} is not one of {', '.join(_MODES)}")
     values: dict[str, Any] = dict(options)
     sampling = {name: values[name] for name in _SAMPLING if values.get(name) is not None}
-    named = ("max_tokens", "ignore_eos", "draft", "deadline_s", "stop", "stop_token_ids")
-    plain = {name: values[name] for name in named if values.get(name) is not None}
+    plain = {name: values[name] for name in _PLAIN if values.get(name) is not None}
     try:
         return pb.GenerateRequest(
             request_id=values.get("request_id") or uuid.uuid4().hex,
@@ -160,3 +175,25 @@ def model_of(response: pb.GetModelResponse) -> Model:
     """Read the answer to GetModel."""
     values = {name: getattr(response, name) for name in Model.__dataclass_fields__}
     return Model(**{**values, "metrics": dict(response.metrics)})
+
+
+def scheduling_request(values: Mapping[str, str | float | bool]) -> pb.SetSchedulingRequest:
+    """Ask for these values of ``router.scheduling``.
+
+    Raises:
+        InvalidRequest: a name or value that is no text, number or truth value.
+    """
+    texts: dict[str, str] = {}
+    for name, value in values.items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float):
+            raise InvalidRequest(f"scheduling: {name!r} cannot be {value!r}")
+        texts[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return pb.SetSchedulingRequest(values=texts)
+
+
+def profile_of(response: pb.GetProfileResponse) -> dict[str, Any]:
+    """Read the answer to GetProfile."""
+    profile = parse_json(response.json)
+    if not isinstance(profile, dict):
+        raise DSparkError("the server's profile is no object")
+    return profile

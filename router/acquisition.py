@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator
 
 from cluster.config import Config
 from cluster.errors import FrameError, ProtocolMismatch, Unavailable, error_for
+from cluster.fingerprint import check_profile_fingerprint
 from cluster.members import Member
 from cluster.streams import FrameStream, check_models, connect
 from cluster.wire import Acquire, Hello, Lease, Refused
 from router.counters import LaneCounters
-from router.draft_lengths import DraftLengths
 from router.drafter_book import DrafterBook
 from router.drafters import request_ids
 from router.lane import Lane
+from router.lane_setup import lane_state
 from router.recalibration import RecalibratorBook
-from router.rounds import LaneState
-from router.throughput import ThroughputProfile
 from router.ticket import Ticket
 
 
@@ -51,21 +50,15 @@ async def open_lane(
                 f"{stream.peer.member_id!r} answers for verifier {member.member_id!r}"
             )
         lease = await _acquire(stream, lane_id=hello.member_id, timeout_s=timeout_s)
-        profile = ThroughputProfile(lease.profile_tokens, lease.profile_step_s)
-        lengths = DraftLengths(
-            recalibrator=recalibrators.of(member.drafter),
-            profile=profile,
-            counters=counters,
-            explore_fraction=config.router.explore_fraction,
-        )
-        state = LaneState(
-            lease=lease,
+        check_profile_fingerprint(lease.profile_fingerprint, stream.peer.model)
+        state = lane_state(
+            lease,
             fingerprint=member.drafter,
-            prefill_budget=config.router.prefill_budget,
-            profile=profile,
+            config=config.router,
             book=book,
             counters=counters,
-            lengths=lengths,
+            recalibrators=recalibrators,
+            device=member.device,
         )
     except BaseException:
         await stream.close()

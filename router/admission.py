@@ -6,12 +6,12 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from cluster.errors import InvalidRequest, Overloaded, PromptTooLong, TokenOutOfVocabulary
 from cluster.sampling import check_sampling
+from cluster.tiers import check_service
 from router.request import GenerateRequest
-from router.ticket import Ticket
 
 MAX_ID_CHARS: Final = 256
 MAX_STOP_CHARS: Final = 1024
@@ -70,6 +70,7 @@ def check_request(request: GenerateRequest, limits: ModelLimits) -> int:
         raise InvalidRequest(
             f"deadline of {request.deadline_s} s", hint="must be over 0 and finite"
         )
+    check_service(request.target_rate, request.tier)
     if len(request.stop_ids) > MAX_STOP_IDS or len(request.stop_strings) > MAX_STOP_STRINGS:
         raise InvalidRequest(
             f"{len(request.stop_ids)} stop ids and {len(request.stop_strings)} stop strings",
@@ -82,7 +83,19 @@ def check_request(request: GenerateRequest, limits: ModelLimits) -> int:
     return min(request.max_new_tokens, room)
 
 
-class WaitingQueue:
+class Sized(Protocol):
+    """What the queue has to know of a request."""
+
+    @property
+    def max_len(self) -> int:
+        """Prompt plus new tokens."""
+        ...
+
+
+T = TypeVar("T", bound=Sized)
+
+
+class WaitingQueue(Generic[T]):
     """Requests that wait for a lane, first come first served, bounded in number and in tokens.
 
     Args:
@@ -93,14 +106,14 @@ class WaitingQueue:
     def __init__(self, *, max_requests: int, max_tokens: int) -> None:
         self._max_requests = max_requests
         self._max_tokens = max_tokens
-        self._tickets: deque[Ticket] = deque()
+        self._tickets: deque[T] = deque()
         self._taken_at: float | None = None
         self._interval_s = 1.0
 
     def __len__(self) -> int:
         return len(self._tickets)
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[T]:
         return iter(tuple(self._tickets))
 
     @property
@@ -108,7 +121,7 @@ class WaitingQueue:
         """Tokens that the waiting requests may come to."""
         return sum(ticket.max_len for ticket in self._tickets)
 
-    def push(self, ticket: Ticket) -> None:
+    def push(self, ticket: T) -> None:
         """Take a new request.
 
         Raises:
@@ -122,11 +135,11 @@ class WaitingQueue:
             )
         self._tickets.append(ticket)
 
-    def push_front(self, ticket: Ticket) -> None:
+    def push_front(self, ticket: T) -> None:
         """Take a request back that has been admitted before; never refused."""
         self._tickets.appendleft(ticket)
 
-    def remove(self, ticket: Ticket, now: float) -> None:
+    def remove(self, ticket: T, now: float) -> None:
         """The request was placed, or ended while waiting. Unknown ones are ignored."""
         if ticket not in self._tickets:
             return

@@ -33,6 +33,10 @@ class DraftBlock:
     """[n] in [0, 1]: probability that token k survives if all before it do, as reported."""
     q: SparseQ | None
     """[n, K] what the tokens were drawn from; None for one-hot and coupled drafts."""
+    batch_size: int = 1
+    """Blocks of the frame that brought it."""
+    draft_s: float = 0.0
+    """Seconds that the drafter spent on the frame, its queue included; 0: it did not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +47,14 @@ class Malformed:
     epoch: int
     anchor: int
     reason: str
+    batch_size: int = 1
+    draft_s: float = 0.0
 
 
 def read_blocks(frame: Blocks, *, vocab_size: int) -> Iterator[DraftBlock | Malformed]:
     """The blocks of a well-formed frame, one by one."""
     q_rows = np.cumsum(frame.has_q != 0) - 1
+    batch_size, draft_s = len(frame.rid), max(frame.draft_s, 0.0)
     for s in range(len(frame.rid)):
         rid, epoch, anchor = int(frame.rid[s]), int(frame.epoch[s]), int(frame.anchor[s])
         n = int(frame.num_draft[s])
@@ -61,7 +68,14 @@ def read_blocks(frame: Blocks, *, vocab_size: int) -> Iterator[DraftBlock | Malf
                 raise FrameError(f"{n} draft tokens in a block of {len(ids)}")
             check_draft(ids, q, vocab_size)
         except FrameError as error:
-            yield Malformed(rid=rid, epoch=epoch, anchor=anchor, reason=str(error))
+            yield Malformed(
+                rid=rid,
+                epoch=epoch,
+                anchor=anchor,
+                reason=str(error),
+                batch_size=batch_size,
+                draft_s=draft_s,
+            )
             continue
         yield DraftBlock(
             rid=rid,
@@ -71,4 +85,6 @@ def read_blocks(frame: Blocks, *, vocab_size: int) -> Iterator[DraftBlock | Malf
             ids=ids,
             confidence=frame.confidence[s, :n].astype(np.float64),
             q=q,
+            batch_size=batch_size,
+            draft_s=draft_s,
         )

@@ -31,10 +31,25 @@ class LaneCounters:
     """Rows verified whole, though the schedule wanted less, to learn what long drafts are worth."""
     num_explored: int = 0
     """Draft tokens verified for that alone."""
+    num_explored_steps: int = 0
+    """Steps of a neighbouring size, to learn how long that takes."""
+    num_refused_steps: int = 0
+    """Steps that went plain because the policy that is set would have been biased by drawn drafts.
+    """
     step_s: float = 0.0
     predicted_step_s: float = 0.0
+    num_queued_steps: int = 0
+    """Steps handed over while another one ran."""
     num_late_drafts: int = 0
     """Rows that went plain because their block was not there in time."""
+    num_draft_asks: int = 0
+    """Rounds, and prompts, behind which a block was asked for."""
+    num_drafts_gated: int = 0
+    """Those behind which one could have been, and was not worth it."""
+    num_draft_probes: int = 0
+    """Of both: decided otherwise than expected to pay, to learn."""
+    expected_gain: float = 0.0
+    """Drafts that were expected to be accepted when their blocks were asked for."""
     num_rebinds: int = 0
     num_retries: int = 0
     """Requests admitted again after a row failed or the pools disagreed about the prefix."""

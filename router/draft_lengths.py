@@ -1,13 +1,20 @@
 """How many drafts of each row a lane has verified, and what it learns from their fate. Pure.
 
-The survival that the scheduler weighs is the product of recalibrated confidences. Rows that the
-scheduler cuts short never show what lay behind the cut; were that undervalued, it would stay so
-for ever. So a small share of row-rounds is verified whole.
+The budget policy (`router.policies`) decides, from the survival of each draft, which is the product
+of recalibrated confidences, the request's weight (`router.slo`) and the step times of the profile.
+Two things must not be left to it, for they are worth knowing though they do not pay now:
 
-Exactness (rejection mode). Which rows those are is a keyed draw of its own stream by request id and
-anchor: known before anything is drafted. They take part in the common walk like all others, and are
-widened after it, in row order, as far as the step has room. So whether a token is verified still
-depends on tokens admitted before it only, never on its own value or on what follows.
+* Rows that are cut short never show what lay behind the cut; were that undervalued, it would stay
+  so for ever. So a small share of row-rounds is verified whole.
+* Step sizes that are never chosen are never timed. So about one step in 64 has the size of a
+  neighbouring tier of the profile.
+
+Exactness (rejection mode). Which rows are widened is a keyed draw of its own stream by request id
+and anchor, known before anything is drafted. They take part in the common walk like all others, and
+are widened after it, in row order, as far as the step has room. Which steps explore a tier follows
+from their number, and that tier from the size of the step before; its budget is filled in walk
+order. So whether a token is verified still depends on earlier rounds and on tokens admitted before
+it, never on its own value or on what follows.
 
 Shape legend: R rows, G most drafts of a row that may be verified.
 """
@@ -20,15 +27,19 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from cluster.config import SchedulingConfig
+from cluster.errors import Unsupported
 from cluster.noise import KEYED, Stream
 from cluster.sampling import REGIMES, regime_of
 from cluster.wire import Sampling
 from router.blocks import DraftBlock
 from router.counters import LaneCounters
 from router.lane_request import Emission, LaneRequest
+from router.policies import PolicyInput, make_policy
+from router.policies.walk import F64, I32, I64, Bools, admit
 from router.recalibration import Recalibrator
-from router.reliability import F64, I64, Bools
-from router.scheduler import I32, causal_lengths
+from router.slo import weights
+from router.step_load import StepLoad
 from router.throughput import ThroughputProfile
 
 _NONE: Final = np.zeros(0)
@@ -50,6 +61,10 @@ class DraftLengths:
         profile: of the lane's verifier.
         counters: of the router.
         explore_fraction: share of row-rounds that are verified whole.
+        scheduling: which policy; see `configure`.
+
+    Raises:
+        ConfigError: no such policy.
     """
 
     def __init__(
@@ -59,30 +74,86 @@ class DraftLengths:
         profile: ThroughputProfile,
         counters: LaneCounters,
         explore_fraction: float,
+        scheduling: SchedulingConfig,
     ) -> None:
         self._recalibrator = recalibrator
         self._profile = profile
         self._counters = counters
         self._explore_fraction = explore_fraction
+        self._num_steps = 0
+        self._usual_drafts = 0.0
+        """Drafts per row of the latest step whose policy was followed."""
+        self._scheduling = scheduling
+        self._policy = make_policy(scheduling.policy, min_gain=scheduling.min_gain)
 
-    def choose(self, rows: Sequence[LaneRequest], *, num_prefill: int, room: int) -> list[int]:
-        """Draft tokens to verify per row of the step that goes now.
+    def configure(self, scheduling: SchedulingConfig) -> None:
+        """Follow this from the next step on. Another policy starts with nothing remembered.
+
+        Raises:
+            ConfigError: no such policy; nothing has changed then.
+        """
+        old = self._scheduling
+        if (scheduling.policy, scheduling.min_gain) != (old.policy, old.min_gain):
+            self._policy = make_policy(scheduling.policy, min_gain=scheduling.min_gain)
+        self._scheduling = scheduling
+
+    @property
+    def verifies_drafts(self) -> bool:
+        """False: no draft will be verified whatever it is worth, so none need be asked for."""
+        return self._scheduling.policy not in ("none", "fixed:0")
+
+    def choose(self, rows: Sequence[LaneRequest], *, load: StepLoad, room: int) -> list[int]:
+        """Draft tokens to verify per row of the step that goes now. To be called once a step.
 
         Args:
-            num_prefill: prompt tokens in the step.
+            rows: in an order that no draft in hand has influenced.
+            load: of the step without drafts.
             room: draft tokens that fit into it.
         """
+        if not rows:
+            return []
+        step = self._look(rows, load, room)
+        lengths_R = self._follow(step)
+        self._policy.remember(step)
+        if self._policy.weighs:
+            self._widen(rows, step.num_drafts_R, lengths_R, room)
+        chosen: list[int] = lengths_R.tolist()
+        return chosen
+
+    def _look(self, rows: Sequence[LaneRequest], load: StepLoad, room: int) -> PolicyInput:
+        """The step as the policy sees it."""
         usable = [_usable(request) for request in rows]
         width_R = np.array([len(confidence) for confidence in usable], np.int64)
         there_RG, confidence_RG = _grid(usable, width_R)
         regime_R = _regimes(request.sampling for request in rows)
         recalibrated_RG = self._recalibrator.apply(confidence_RG, regime_R)
-        survival_RG = np.where(there_RG, recalibrated_RG, 0.0).cumprod(axis=1)
-        most = min(survival_RG.size, room)
-        sps = self._profile.sps(len(rows) + num_prefill + most)
-        lengths_R = causal_lengths(survival_RG, sps, num_fixed_tokens=num_prefill).lengths
-        self._explore(rows, width_R, lengths_R, room)
-        return [int(length) for length in lengths_R]
+        most = load.num_tokens + max(min(int(width_R.sum()), room), 0)
+        return PolicyInput(
+            survival_RG=np.where(there_RG, recalibrated_RG, 0.0).cumprod(axis=1),
+            num_drafts_R=width_R,
+            deterministic_R=np.array([not _is_drawn(request) for request in rows]),
+            weight_R=weights(rows),
+            rids=np.array([request.rid for request in rows], np.int64),
+            step_s_B=self._profile.curve_s(load, most) + self._profile.overhead_s,
+            num_fixed_tokens=load.num_tokens - len(rows),
+        )
+
+    def _follow(self, step: PolicyInput) -> I32:
+        """What the policy says, or the size that the profile wants to know about."""
+        self._num_steps += 1
+        offset = self._profile.explore(self._num_steps)
+        if offset and self._policy.weighs and self._profile.live:
+            usual = step.base + round(self._usual_drafts * len(step.rids))
+            budget = self._profile.tier_at(usual, offset) - step.base
+            self._counters.num_explored_steps += 1
+            return admit(step.gains, step.falling, min(max(budget, 0), step.room))
+        try:
+            lengths_R = self._policy.lengths(step)
+        except Unsupported:  # no draft is verified rather than a biased one: a plain step
+            self._counters.num_refused_steps += 1
+            lengths_R = np.zeros(len(step.rids), np.int32)
+        self._usual_drafts = float(lengths_R.mean())
+        return lengths_R
 
     def learn(self, judged: Sequence[Judged]) -> None:
         """Take in the outcomes of one step, all rows at once."""
@@ -103,9 +174,7 @@ class DraftLengths:
             num_accepted_R=np.array([row.emission.num_accepted for row in judged], np.int64),
         )
 
-    def _explore(
-        self, rows: Sequence[LaneRequest], width_R: I64, lengths_R: I32, room: int
-    ) -> None:
+    def _widen(self, rows: Sequence[LaneRequest], width_R: I64, lengths_R: I32, room: int) -> None:
         """Widen the rows whose turn it is to look further, in place."""
         cut = np.flatnonzero(lengths_R < width_R).tolist()
         rids = np.array([rows[r].rid for r in cut], np.uint64)
@@ -123,6 +192,12 @@ class DraftLengths:
 def _regimes(samplings: Iterable[Sampling]) -> I64:
     """Indices [R] into `REGIMES`."""
     return np.array([REGIMES.index(regime_of(sampling)) for sampling in samplings], np.int64)
+
+
+def _is_drawn(request: LaneRequest) -> bool:
+    """Whether its drafts were sampled, and will be judged by what they were sampled from."""
+    drawn_from = None if request.block is None else request.block.q
+    return drawn_from is not None and regime_of(request.sampling) == "rejection"
 
 
 def _usable(request: LaneRequest) -> F64:

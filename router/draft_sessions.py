@@ -81,14 +81,14 @@ class DraftSessions:
     def expect(self, request: LaneRequest, now: float) -> None:
         """A block was asked for behind the request's new anchor: wait for it."""
         drafter = request.drafter
-        wait = self._book.wait(drafter.drafter_id) if drafter else None
-        if drafter is None or wait is None or request.max_draft == 0:
+        link = self._book.link(drafter.drafter_id) if drafter else None
+        if drafter is None or link is None or request.max_draft == 0:
             request.enter(Phase.READY, now)
             return
         request.asks[request.anchor] = now
         while len(request.asks) > _KEPT_ASKS:
             del request.asks[min(request.asks)]
-        request.due = now + wait.wait_s
+        request.due = now + link.wait_s()
         request.enter(Phase.AWAITING, now)
         early, request.early = request.early, None
         if early is not None:
@@ -97,8 +97,8 @@ class DraftSessions:
     def expire(self, request: LaneRequest, now: float) -> None:
         """The block did not come in time: the request goes without."""
         self._counters.num_late_drafts += 1
-        if request.drafter and (wait := self._book.wait(request.drafter.drafter_id)):
-            wait.miss()
+        if request.drafter and (link := self._book.link(request.drafter.drafter_id)):
+            link.miss()
         request.enter(Phase.READY, now)
 
     def take(
@@ -119,8 +119,9 @@ class DraftSessions:
             request.early = block
             return
         asked = request.asks.pop(block.anchor, None)
-        if asked is not None and (wait := self._book.wait(drafter_id)):
-            wait.observe(now - asked)
+        if asked is not None and (link := self._book.link(drafter_id)):
+            each = 1 / max(block.batch_size, 1)
+            link.observe(block.batch_size, block.draft_s, now - asked, weight=each)
         if block.anchor != request.anchor:
             self._counters.stale["anchor"] += 1
         elif asked is None:

@@ -130,7 +130,10 @@ class DrafterPool:
         try:
             _check_identity(stream.peer, member)
             ref = DrafterRef(
-                drafter_id=drafter_id, address=member.address, fingerprint=member.drafter
+                drafter_id=drafter_id,
+                address=member.address,
+                fingerprint=member.drafter,
+                device=member.device,
             )
             self._book.up(ref)
             while True:

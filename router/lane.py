@@ -2,12 +2,11 @@
 
 `Lane.run` is the loop that everything else serves:
 
-    gather      wait until drafts are in, or late, or there is something better to do
-    schedule    how much of each block to verify (paper section 3.2.2, Algorithm 1)
-    dispatch    one `Step` frame out
-    exchange    one `StepResult` frame back
-    apply       commit, say what the result means for each request, learn from it
+    apply       what came back: commit, say what it means for each request, learn from it
     emit        tokens to their clients
+    gather      wait until drafts are in, or late, or there is something better to do
+    schedule    how much of each block to verify (paper section 3.2.2)
+    dispatch    one `Step` frame out, while at most one other is being worked on
 
 What is decided lies in `router.rounds` and `router.draft_lengths`, pure; here is the I/O around it.
 Meanwhile the drafters get the new features from the verifier, and their blocks come in through
@@ -20,19 +19,17 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
-from cluster.errors import DSparkError, FrameError, Unavailable, error_for
+from cluster.errors import Unavailable
 from cluster.streams import FrameStream
-from cluster.wire import Drain, Ping, Pong, Refused, Step, StepResult
 from router.blocks import DraftBlock, Malformed
 from router.lane_request import Emission, Failed, LaneRequest, Outcome
 from router.placement import LaneLoad
 from router.rounds import LaneState
 from router.ticket import Ticket
-
-_PINGS_PER_TTL: Final = 3
+from router.verifier_link import VerifierLink
 
 
 class Lane:
@@ -62,7 +59,6 @@ class Lane:
     ) -> None:
         self.number = number
         self.state = state
-        self.draining = False
         self._stream = stream
         self._rids = rids
         self._step_timeout_s = step_timeout_s
@@ -71,8 +67,11 @@ class Lane:
         self._clock = clock
         self._tickets: dict[int, Ticket] = {}
         self._wake = asyncio.Event()
-        self._results: asyncio.Queue[StepResult] = asyncio.Queue()
-        self._broken: DSparkError | None = None
+        self._link = VerifierLink(stream, ttl_s=state.lease.ttl_s, wake=self._wake)
+        self._unanswered: deque[int] = deque()
+        """Steps sent and not answered, oldest first."""
+        self._awaited_since = 0.0
+        """When the oldest of them was sent, or the one before it answered."""
 
     # --- the round ----------------------------------------------------------------------------
 
@@ -82,43 +81,56 @@ class Lane:
         Raises:
             DSparkError: why it ended.
         """
-        async with self._companions():
+        async with self._link.open():
             while True:
-                rows = await self._gather()
-                lengths = self.state.schedule(rows)
-                step = self.state.dispatch(rows, lengths, self._clock())
-                result = await self._exchange(step)
-                outcomes = self.state.apply(result, self._clock())
-                self._emit(outcomes)
+                self._wake.clear()
+                self._apply()
+                self._link.raise_if_broken()
+                now = self._clock()
+                at = self.state.next_step_at(now)
+                if at <= now:
+                    await self._dispatch(now)
+                else:
+                    await self._sleep(min(at, self._answer_by), now)
 
-    async def _gather(self) -> list[LaneRequest]:
-        """Wait for the moment of the next step; its rows."""
-        while True:
-            self._raise_if_broken()
-            self._wake.clear()
+    def _apply(self) -> None:
+        """Account for the results that are in."""
+        while self._link.results:
             now = self._clock()
-            at = self.state.next_step_at(now)
-            if at <= now:
-                return self.state.ready_rows(now)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if at == math.inf else at - now):
-                    await self._wake.wait()
+            outcomes = self.state.apply(self._link.results.popleft(), now)
+            self._unanswered.popleft()
+            self._awaited_since = now
+            self._emit(outcomes)
 
-    async def _exchange(self, step: Step) -> StepResult:
-        """Send the step, wait for its result."""
+    async def _dispatch(self, now: float) -> None:
+        """Form the step that goes now and send it."""
+        rows = self.state.ready_rows(now)
+        lengths = self.state.schedule(rows, now=now)
+        step = self.state.dispatch(rows, lengths, now)
+        if not self._unanswered:
+            self._awaited_since = now
+        self._unanswered.append(step.step_id)
         await self._stream.send(step)
-        try:
-            async with asyncio.timeout(self._step_timeout_s):
-                while self._results.empty():
-                    self._raise_if_broken()
-                    self._wake.clear()
-                    await self._wake.wait()
-        except TimeoutError:
+
+    async def _sleep(self, until: float, now: float) -> None:
+        """Wait for something to happen, at most until then.
+
+        Raises:
+            Unavailable: a step has not been answered in time.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if until == math.inf else until - now):
+                await self._wake.wait()
+        if self._clock() >= self._answer_by and not self._link.results:
             raise Unavailable(
-                f"verifier {self.verifier_id!r} did not answer step {step.step_id} "
+                f"verifier {self.verifier_id!r} did not answer step {self._unanswered[0]} "
                 f"in {self._step_timeout_s:.0f} s"
-            ) from None
-        return self._results.get_nowait()
+            )
+
+    @property
+    def _answer_by(self) -> float:
+        """When the oldest step must be answered; its time runs from when it could start."""
+        return self._awaited_since + self._step_timeout_s if self._unanswered else math.inf
 
     def _emit(self, outcomes: Sequence[Outcome]) -> None:
         """Hand each request what its round gave it."""
@@ -148,7 +160,7 @@ class Lane:
     @property
     def verifier_id(self) -> str:
         """Member id of the verifier."""
-        return self._stream.peer.member_id
+        return self._link.verifier_id
 
     def close(self) -> tuple[Ticket, ...]:
         """The loop is over: give back the requests in hand, oldest first, and their drafters."""
@@ -161,7 +173,9 @@ class Lane:
         """How full the lane is, seen by this request."""
         return LaneLoad(
             lane_id=self.number,
-            fits=not self.draining and self._broken is None and self.state.fits(ticket.max_len),
+            fits=not self._link.draining
+            and self._link.broken is None
+            and self.state.fits(ticket.max_len),
             num_requests=len(self.state.requests),
             max_requests=self.state.lease.max_requests,
         )
@@ -170,7 +184,7 @@ class Lane:
     def num_free_slots(self) -> int:
         """Requests that could start now, as far as their number goes."""
         free = self.state.lease.max_requests - len(self.state.requests)
-        return 0 if self.draining else max(free, 0)
+        return 0 if self._link.draining else max(free, 0)
 
     def submit(self, ticket: Ticket) -> None:
         """Take a request that `load` said fits."""
@@ -184,6 +198,9 @@ class Lane:
             stop_ids=ticket.stop_ids,
             sampling=ticket.request.sampling,
             draft=ticket.request.draft,
+            target_rate=ticket.request.target_rate,
+            tier=ticket.request.tier,
+            progress=ticket.progress,
         )
         self.state.add(request, self._clock())
         self._wake.set()
@@ -209,50 +226,3 @@ class Lane:
         """A drafter is gone."""
         self.state.lose_drafter(drafter_id, self._clock())
         self._wake.set()
-
-    # --- stream -------------------------------------------------------------------------------
-
-    @contextlib.asynccontextmanager
-    async def _companions(self) -> AsyncIterator[None]:
-        """Reader and lease keeper beside the loop; the stream is closed at the end."""
-        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._keep_lease())]
-        try:
-            yield
-        except FrameError as error:
-            await self._stream.refuse(error)
-            raise
-        finally:
-            self._broken = self._broken or Unavailable("the lane is closed")
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._stream.close()
-
-    async def _read(self) -> None:
-        try:
-            while True:
-                frame = await self._stream.recv()
-                if isinstance(frame, StepResult):
-                    self._results.put_nowait(frame)
-                elif isinstance(frame, Drain):
-                    self.draining = True
-                elif isinstance(frame, Refused):
-                    raise error_for(frame.code, frame.message)
-                elif isinstance(frame, Ping):
-                    self._stream.try_send(Pong(nonce=frame.nonce))
-                elif not isinstance(frame, Pong):
-                    raise FrameError(f"a verifier sent {type(frame).__name__}")
-                self._wake.set()
-        except DSparkError as error:
-            self._broken = error
-            self._wake.set()
-
-    async def _keep_lease(self) -> None:
-        """Any frame renews the lease; a ping does when there are no steps."""
-        for nonce in range(1 << 62):
-            self._stream.try_send(Ping(nonce=nonce))
-            await asyncio.sleep(self.state.lease.ttl_s / _PINGS_PER_TTL)
-
-    def _raise_if_broken(self) -> None:
-        if self._broken is not None:
-            raise self._broken

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from cluster import digest
 from cluster.errors import DSparkError
 from cluster.wire import Sampling
 from router.blocks import DraftBlock, Malformed
 from router.drafter_book import DrafterRef
+from router.progress import Progress
 
 
 class Phase(enum.Enum):
@@ -20,6 +23,10 @@ class Phase(enum.Enum):
     AWAITING = "committed up to its anchor; a block has been asked for"
     READY = "may go into the next step, with a block or without"
     IN_STEP = "a verify row of the step that is running"
+
+
+DECODING: Final = (Phase.AWAITING, Phase.READY, Phase.IN_STEP)
+"""Where a request goes round and round."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -35,13 +42,25 @@ class LaneRequest:
     sampling: Sampling
     draft: bool
     """False: always a plain row."""
+    target_rate: float = 0.0
+    """New tokens per second that it should get, 0 for no target."""
+    tier: str = ""
+    """A name of `cluster.tiers`; empty for the usual one."""
+    progress: Progress = field(default_factory=Progress)
+    """Tokens and time so far."""
 
     phase: Phase = Phase.QUEUED
     digest: int = field(init=False)
     """Of ``ids``."""
     since: float = 0.0
     """When the current phase began: the longest waiting rows go first."""
+    on_enter: Callable[[LaneRequest, Phase, float], None] | None = None
+    """Told of every change of phase before it happens: the roster that holds the request."""
+    drafting: bool = False
+    """Whether its last round asked for a block."""
 
+    asks_first: bool = True
+    """Whether the block behind its prompt is asked for."""
     drafter: DrafterRef | None = None
     session_epoch: int = 0
     block: DraftBlock | None = None
@@ -71,6 +90,11 @@ class LaneRequest:
         return self.max_new_tokens - (len(self.ids) - self.num_prompt)
 
     @property
+    def max_len(self) -> int:
+        """Most positions that it can come to."""
+        return self.num_prompt + self.max_new_tokens
+
+    @property
     def max_draft(self) -> int:
         """Draft tokens worth verifying: the bonus token takes the last place."""
         return max(self.remaining - 1, 0)
@@ -82,12 +106,19 @@ class LaneRequest:
 
     def enter(self, phase: Phase, now: float) -> None:
         """Change the phase."""
+        if self.on_enter is not None:
+            self.on_enter(self, phase, now)
         self.phase, self.since = phase, now
 
-    def commit(self, token_ids: tuple[int, ...]) -> None:
-        """Append emitted tokens; the block, drafted behind the old anchor, dies."""
+    def commit(self, token_ids: tuple[int, ...], prefix_digest: int, now: float) -> None:
+        """Append emitted tokens; the block, drafted behind the old anchor, dies.
+
+        Args:
+            prefix_digest: of everything up to and including them.
+        """
+        self.progress.note(len(token_ids), now)
         self.ids.extend(token_ids)
-        self.digest = digest.extend(self.digest, token_ids)
+        self.digest = prefix_digest
         self.block = None
 
 

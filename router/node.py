@@ -13,9 +13,10 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
-from cluster.config import Config
+from cluster.config import Config, SchedulingConfig
 from cluster.directory import Heartbeat
 from cluster.errors import DSparkError, Unavailable
 from cluster.members import Directory, Member
@@ -30,10 +31,12 @@ from router.drafters import DrafterPool
 from router.lane import Lane
 from router.peer_server import PeerServer
 from router.placement import FREE_SLOTS, SLOTS, verifiers_to_acquire
+from router.profile_report import profile_report
 from router.recalibration import RecalibratorBook
 from router.relay import Relay
 from router.request import Delta, GenerateRequest
 from router.service import RequestService
+from router.shared_scheduling import SharedScheduling
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +83,9 @@ class RouterNode:
         self._projections: dict[str, str] = {}
         """By verifier: fingerprint of the drafter projection that it holds."""
         self._members: tuple[Member, ...] = ()
+        self._scheduling = SharedScheduling(config.router.scheduling)
         self._book = DrafterBook(config.router.draft_timeout_s)
-        self._recalibrators = RecalibratorBook(enabled=config.router.recalibrate)
+        self._recalibrators = RecalibratorBook(enabled=config.router.scheduling.recalibrate)
         self._drafters = DrafterPool(
             hello=self._hello,
             book=self._book,
@@ -127,6 +131,28 @@ class RouterNode:
         """End a request with ``cancelled``, wherever it was submitted; whether it was running."""
         return await self._service.cancel(request_id)
 
+    # --- scheduling ---------------------------------------------------------------------------
+
+    @property
+    def scheduling(self) -> SchedulingConfig:
+        """What the lanes follow now."""
+        return self._scheduling.current
+
+    def configure(self, scheduling: SchedulingConfig) -> None:
+        """Have all lanes follow this from their next step on, and tell the other routers."""
+        self._scheduling.change(scheduling)
+        self._configure_lanes()
+        self._heartbeat.beat_now()
+
+    def profiles(self) -> dict[str, Any]:
+        """What is known of the speed of our verifiers and drafters, see `profile_report`."""
+        return profile_report(self.member_id, self._lanes.values(), self._book)
+
+    def _configure_lanes(self) -> None:
+        self._recalibrators.switch(enabled=self.scheduling.recalibrate)
+        for lane in self._lanes.values():
+            lane.state.configure(self.scheduling)
+
     # --- life ---------------------------------------------------------------------------------
 
     @property
@@ -158,6 +184,8 @@ class RouterNode:
                 "lanes": float(len(self._lanes)),
                 "queued": float(self._service.num_waiting),
             },
+            scheduling=self._scheduling.announcement,
+            scheduling_version=self._scheduling.version,
         )
 
     def check_health(self) -> None:
@@ -182,13 +210,15 @@ class RouterNode:
             "num_started": float(service.num_started),
             "ttft_s": service.ttft_s,
         }
+        figures |= {f"slo.{name}": value for name, value in service.attainment.figures().items()}
         figures |= {f"ended.{how}": float(n) for how, n in sorted(service.ended.items())}
         for drafter_id, num_bound in self._book.num_bound().items():
             figures[f"sessions.{drafter_id}"] = float(num_bound)
         for lane in self._lanes.values():
-            profile = lane.state.profile
-            figures[f"step_error.{lane.verifier_id}"] = profile.mean_error
-            figures[f"step_scale.{lane.verifier_id}"] = profile.scale
+            for name, value in lane.state.profile.figures().items():
+                figures[f"step_{name}.{lane.verifier_id}"] = value
+            for name, value in lane.state.gate_figures().items():
+                figures[f"gate_{name}.{lane.verifier_id}"] = value
         figures |= {f"confidence.{k}": v for k, v in self._recalibrators.figures().items()}
         for member in self._members:
             if member.role != "router":
@@ -230,6 +260,9 @@ class RouterNode:
                 self._members = await self._directory.members()
             except Exception as error:  # a directory that misbehaves must not end a replica
                 logger.warning("directory: %s; going on with what is known", error)
+            if self._scheduling.follow(self._members):
+                self._configure_lanes()
+                self._heartbeat.beat_now()
             self._take_verifiers()
             self._drafters.update(self._members, set(self._projections.values()) - {""})
             self._service.look(
@@ -257,18 +290,22 @@ class RouterNode:
         """Acquire one verifier and run its lane to the end; its requests come back."""
         lane = None
         reason = "the lane is closed"
+        scheduling = self.scheduling
+        router = replace(self._config.router, scheduling=scheduling)
         try:
             lane = await open_lane(
                 member,
                 numbers=self._lane_numbers,
                 hello=self._hello,
-                config=self._config,
+                config=replace(self._config, router=router),
                 book=self._book,
                 counters=self.counters,
                 recalibrators=self._recalibrators,
                 on_change=self._service.place,
                 on_return=self._service.take_back,
             )
+            if self.scheduling != scheduling:  # changed meanwhile
+                lane.state.configure(self.scheduling)
             self._service.narrow(lane.state.lease)
             self._lanes[lane.number] = lane
             self._projections[member.member_id] = member.drafter

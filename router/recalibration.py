@@ -37,7 +37,6 @@ Shape legend: R rows, G places of a block, C cells (regime and position), M bins
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import numpy as np
@@ -77,11 +76,12 @@ class Recalibrator:
     """Maps of one drafter version, shared by all lanes of a router that draft with it.
 
     Args:
-        min_samples: positions with fewer keep the identity; infinity: all do for ever, and only
-            the figures are kept.
+        min_samples: positions with fewer keep the identity.
+        enabled: False: all keep it, while the maps are learnt all the same.
     """
 
-    def __init__(self, *, min_samples: float = MIN_SAMPLES) -> None:
+    def __init__(self, *, min_samples: float = MIN_SAMPLES, enabled: bool = True) -> None:
+        self.enabled = enabled
         num_cells = len(REGIMES) * _POSITIONS
         self._min_samples = min_samples
         self._slope_C = np.ones(num_cells)
@@ -132,7 +132,7 @@ class Recalibrator:
     def figures(self) -> dict[str, float]:
         """For every regime and position with samples, counted from 1, e.g. ``greedy.2.samples``.
 
-        ``slope`` and ``shift`` are a and b in use; ``accepted`` is the share of samples accepted;
+        ``slope`` and ``shift`` are a and b as learnt, ``accepted`` the share of samples accepted;
         ``reported`` and ``recalibrated`` are the mean confidence before and after the map, and
         ``reported_ece`` and ``recalibrated_ece`` its expected calibration error in ten bins. All
         but ``samples`` forget, see `MEMORY`.
@@ -155,6 +155,8 @@ class Recalibrator:
         }
 
     def _map(self, confidence: F64, cells: I64) -> F64:
+        if not self.enabled:
+            return confidence
         logit = self._slope_C[cells] * _logit(confidence) + self._shift_C[cells]
         learnt = self._num_samples_C[cells] >= self._min_samples
         return np.where(learnt, _sigmoid(logit), confidence)
@@ -191,17 +193,23 @@ class RecalibratorBook:
     The last few versions are remembered: one that is rolled back to finds its maps again.
 
     Args:
-        enabled: False: all maps stay the identity.
+        enabled: whether maps are applied; see `switch`.
     """
 
     def __init__(self, *, enabled: bool) -> None:
-        self._min_samples = MIN_SAMPLES if enabled else math.inf
+        self._enabled = enabled
         self._by_version: dict[str, Recalibrator] = {}
+
+    def switch(self, *, enabled: bool) -> None:
+        """Apply the maps, or leave confidences as they are and only learn."""
+        self._enabled = enabled
+        for recalibrator in self._by_version.values():
+            recalibrator.enabled = enabled
 
     def of(self, fingerprint: str) -> Recalibrator:
         """The recalibrator of the drafters that hold this checkpoint."""
         found = self._by_version.pop(fingerprint, None)
-        recalibrator = found or Recalibrator(min_samples=self._min_samples)
+        recalibrator = found or Recalibrator(enabled=self._enabled)
         self._by_version[fingerprint] = recalibrator
         if len(self._by_version) > _VERSIONS:
             del self._by_version[next(iter(self._by_version))]

@@ -213,6 +213,8 @@ def submit_of(ticket: Ticket, now: float, *, loan: int) -> Submit:
         draft=request.draft,
         sampling=request.sampling,
         deadline_s=0.0 if ticket.deadline is None else max(ticket.deadline - now, 1e-3),
+        target_rate=request.target_rate,
+        tier=request.tier,
     )
 
 
@@ -234,6 +236,8 @@ def request_of(submit: Submit) -> GenerateRequest:
         ignore_eos=submit.ignore_eos,
         draft=submit.draft,
         deadline_s=submit.deadline_s or None,
+        target_rate=submit.target_rate,
+        tier=submit.tier,
     )
 
 

@@ -22,6 +22,10 @@ class GenerateRequest:
     """False: decode plainly (the baseline of every comparison)."""
     deadline_s: float | None = None
     """Seconds from submission after which the request ends with DeadlineExceeded."""
+    target_rate: float = 0.0
+    """New tokens per second that it should get, 0 for no target."""
+    tier: str = ""
+    """How much it counts beside others, a name of `cluster.tiers`; empty for the usual one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ from router.lane import Lane
 from router.placement import FREE_SLOTS, SLOTS, choose_lane, choose_peer
 from router.relay import Relay
 from router.request import Delta, GenerateRequest
+from router.slo import Attainment
 from router.ticket import Ticket
 
 logger = logging.getLogger(__name__)
@@ -75,13 +76,15 @@ class RequestService:
         """Sum over requests of the time to the first token."""
         self.num_started = 0
         self.num_forwarded = 0
+        self.attainment = Attainment()
+        """Of requests with a target rate that were decoded here."""
         self._member_id = member_id
         self._config = config
         self._tokenizer = tokenizer
         self._lanes = lanes
         self._relay = relay
         self._clock = clock
-        self._queue = WaitingQueue(
+        self._queue = WaitingQueue[Ticket](
             max_requests=config.max_queued_requests, max_tokens=config.max_queued_tokens
         )
         self._tickets: dict[str, Ticket] = {}
@@ -198,6 +201,7 @@ class RequestService:
         if ticket.first_token_at is not None:
             self.num_started += 1
             self.ttft_s += ticket.first_token_at - ticket.submitted
+            self.attainment.add(ticket.request.target_rate, ticket.progress)
 
     def _end(self, ticket: Ticket, error: DSparkError | None = None) -> None:
         """End a ticket from our side, with the error or as cancelled, and take it from wherever it

@@ -81,7 +81,7 @@ def admission_of(request: LaneRequest) -> Admission:
         drafter_id=drafter_id,
         drafter_address=address,
         session_epoch=request.session_epoch,
-        want_draft=bool(drafter_id),
+        want_draft=bool(drafter_id) and request.asks_first,
     )
 
 

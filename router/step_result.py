@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster import digest
 from cluster.errors import FrameError
 from cluster.wire import StepResult
 from router.lane_request import LaneRequest
+from router.step_load import StepLoad
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultRow:
+class ResultRow(NamedTuple):
     """What a step gave one request."""
 
     rid: int
@@ -48,17 +48,41 @@ def read_result(result: StepResult, *, vocab_size: int) -> Iterator[ResultRow]:
     return _rows(result)
 
 
+def load_of(result: StepResult, *, num_rows: int) -> StepLoad:
+    """How large the executed step was.
+
+    Args:
+        num_rows: verify rows that it was sent with.
+    """
+    return StepLoad(
+        num_rows=num_rows,
+        num_tokens=max(result.num_padded_tokens, result.num_real_tokens),
+        num_prefill=result.num_prefill_tokens,
+        sum_context=result.sum_context,
+        num_pairs=result.num_pairs,
+    )
+
+
 def _rows(result: StepResult) -> Iterator[ResultRow]:
+    token_ids, logprobs = result.token_ids.tolist(), result.logprobs.tolist()
+    columns = (
+        result.rid.tolist(),
+        result.num_emitted.tolist(),
+        result.num_accepted.tolist(),
+        result.anchor.tolist(),
+        result.digest.tolist(),
+        result.finish.tolist(),
+    )
     first = 0
-    for n, num_emitted in enumerate(result.num_emitted.tolist()):
+    for rid, num_emitted, num_accepted, anchor, prefix, finish in zip(*columns, strict=True):
         last = first + num_emitted
         yield ResultRow(
-            rid=int(result.rid[n]),
-            token_ids=tuple(result.token_ids[first:last].tolist()),
-            logprobs=tuple(result.logprobs[first:last].tolist()),
-            num_accepted=int(result.num_accepted[n]),
-            anchor=int(result.anchor[n]),
-            digest=int(result.digest[n]),
-            finish=int(result.finish[n]),
+            rid=rid,
+            token_ids=tuple(token_ids[first:last]),
+            logprobs=tuple(logprobs[first:last]),
+            num_accepted=num_accepted,
+            anchor=anchor,
+            digest=prefix,
+            finish=finish,
         )
         first = last

@@ -14,6 +14,7 @@ from cluster.errors import DSparkError, error_for
 from cluster.wire import FINISH_REASONS, FINISH_STOP, Emit
 from router.detokenizer import Detokenizer, StopScanner, Tokenizer
 from router.lane_request import Emission
+from router.progress import Progress
 from router.request import Delta, GenerateRequest, Usage
 
 
@@ -50,6 +51,8 @@ class Ticket:
         self.deadline = None if request.deadline_s is None else now + request.deadline_s
         self.submitted = now
         self.first_token_at: float | None = None
+        self.progress = Progress()
+        """While it is in lanes of this router, which write it."""
         self.done = False
         self.outcome = ""
         """How it ended: a finish reason, or an error's name."""

@@ -57,7 +57,7 @@ from verifier_service.acceptance import (
     check_sampling,
     truncate,
 )
-from verifier_service.engine import CommittedRows, EngineLimits, StepOutcome
+from verifier_service.engine import CommittedRows, EngineLimits, StepOutcome, StepShape
 
 __all__ = [
     "FakeDrafter",
@@ -224,10 +224,10 @@ class FakeEngine:
         """See `Engine.release_all`."""
         self._requests.clear()
 
-    def measure_step(self, num_tokens: int, context: int) -> float:
+    def measure_step(self, shape: StepShape) -> float:
         """See `Engine.measure_step`."""
         assert not self._requests, "profiling with requests in hand"
-        return max(self._delay_s(num_tokens), 1e-6)
+        return max(self._delay_s(shape.num_tokens + shape.num_prefill), 1e-6)
 
     def _admit(self, step: Step, gathered: _Step) -> None:
         for admission in step.admissions:

@@ -54,7 +54,13 @@ def loaded_after(statement: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import dspark", "import dspark.cli", "import dspark.commands.generate"],
+    [
+        "import dspark",
+        "import dspark.cli",
+        "import dspark.commands.generate",
+        "import dspark.commands.scheduling",
+        "import dspark.commands.bench, dspark.bench.report, dspark.bench.interleaved",
+    ],
 )
 def test_the_client_is_light(statement: str) -> None:
     heavy = {"torch", "ray", "transformers", "safetensors", "huggingface_hub"}

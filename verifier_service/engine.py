@@ -28,6 +28,47 @@ class EngineLimits:
     max_step_tokens: int
     kv_block_tokens: int
     kv_blocks: int
+    platform: str = ""
+    """Engine, device and what else decides how fast it is: what a step profile holds for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """A step to be timed: verify rows of equal width, the last one perhaps short, and perhaps a
+    prompt chunk; each with as many positions before it."""
+
+    num_tokens: int
+    """Of the verify rows, anchors included."""
+    row_tokens: int = 8
+    """Of a row: an anchor and a block of 7."""
+    context: int
+    num_prefill: int = 0
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Tokens of each row, then of the chunk."""
+        full, rest = divmod(self.num_tokens, self.row_tokens)
+        return (self.row_tokens,) * full + tuple(n for n in (rest, self.num_prefill) if n)
+
+    @property
+    def num_rows(self) -> int:
+        """Verify rows."""
+        return -(-self.num_tokens // self.row_tokens)
+
+    @property
+    def sum_context(self) -> int:
+        """As `StepResult.sum_context`."""
+        return sum(self.context + n for n in self.spans)
+
+    @property
+    def num_pairs(self) -> int:
+        """As `StepResult.num_pairs`."""
+        return sum(num_pairs(self.context, n) for n in self.spans)
+
+
+def num_pairs(first: int, num_tokens: int) -> int:
+    """Pairs of a token and a position that it attends to, of a span that starts at ``first``."""
+    return num_tokens * first + num_tokens * (num_tokens + 1) // 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +130,12 @@ class Engine(Protocol):
         """Drop every request (lease lost or expired)."""
         ...
 
-    def measure_step(self, num_tokens: int, context: int) -> float:
-        """Seconds of one step of ``num_tokens`` verify tokens at this context length (profiling).
+    def measure_step(self, shape: StepShape) -> float:
+        """Seconds of one step of this shape (profiling).
 
         Only legal while the engine holds no request.
+
+        Raises:
+            InvalidRequest: past the limits of a step or of a request.
         """
         ...

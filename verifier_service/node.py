@@ -25,10 +25,18 @@ from verifier_service.draft_links import DraftLinks
 from verifier_service.engine import Engine
 from verifier_service.feature_cache import FeatureCache
 from verifier_service.lease import LeaseState
-from verifier_service.profiling import StepProfile, measure_profile
+from verifier_service.profiling import (
+    StepProfile,
+    check_profile,
+    fingerprint_of,
+    measure_profile,
+)
 from verifier_service.step_runner import StepRunner
 
 logger = logging.getLogger(__name__)
+
+MAX_STEPS_IN_HAND = 2
+"""One runs, one waits."""
 
 
 class VerifierNode:
@@ -37,6 +45,7 @@ class VerifierNode:
     Args:
         engine: loaded, holding no request; from now on called by this node only.
         drafter: fingerprint of the projection that the engine holds, empty for none.
+        device: identity of what the engine computes on, see `cluster.device_identity`.
         host: interface to bind and advertise; `ClusterConfig.data_host` goes before it.
         profile: a step profile measured earlier; measured at `start` if not given.
     """
@@ -49,12 +58,14 @@ class VerifierNode:
         config: Config,
         directory: Directory,
         drafter: str = "",
+        device: str = "",
         host: str = "127.0.0.1",
         profile: StepProfile | None = None,
     ) -> None:
         self.member_id = member_id
         self.profile = profile
         self._engine = engine
+        self._device = device
         self._config = config
         self._hello = Hello(
             role="verifier",
@@ -76,7 +87,8 @@ class VerifierNode:
         )
         self._lease_changed = asyncio.Event()
         self._holder: FrameStream | None = None
-        self._steps: asyncio.Queue[Step] = asyncio.Queue(maxsize=1)
+        self._steps: asyncio.Queue[Step] = asyncio.Queue()
+        """Bounded by `_take`: one runs, one waits."""
         self._step_began_s: float | None = None
         """When the step that is running was taken; None between steps."""
         self._draining = False
@@ -113,6 +125,7 @@ class VerifierNode:
             load=float(self._runner.num_live),
             lane_owner=self._lease.holder,
             draining=self._draining,
+            device=self._device,
             details={
                 "kv_free_blocks": float(self._runner.free_kv_blocks),
                 "feature_cache_bytes": float(self.cache.num_bytes),
@@ -140,6 +153,7 @@ class VerifierNode:
         """Measure the profile, listen, register.
 
         Raises:
+            ConfigError: the profile given is of another engine.
             Unavailable: the address cannot be bound.
         """
         if self.profile is None:
@@ -147,6 +161,7 @@ class VerifierNode:
             self.profile = await self._runner.call(
                 lambda: measure_profile(self._engine, budget_s=budget_s)
             )
+        check_profile(self.profile, self._engine.limits)
         await self._server.start()
         self._tasks = (
             asyncio.create_task(self._step_loop(), name="steps"),
@@ -243,6 +258,12 @@ class VerifierNode:
             kv_blocks=limits.kv_blocks,
             profile_tokens=np.array(profile.num_tokens, np.int32),
             profile_step_s=np.array(profile.step_s, np.float32),
+            profile_row_s=profile.costs.row_s,
+            profile_context_s=profile.costs.context_s,
+            profile_pair_s=profile.costs.pair_s,
+            profile_prefill_s=profile.costs.prefill_s,
+            profile_noise=profile.noise,
+            profile_fingerprint=fingerprint_of(limits),
         )
 
     async def _take(self, stream: FrameStream, frame: Frame, lane_epoch: int) -> None:
@@ -257,12 +278,11 @@ class VerifierNode:
             self._lease.check(frame.lane_epoch)
             if frame.lane_epoch != lane_epoch:
                 raise LeaseError("the lease was granted to another stream")
-            try:
-                self._steps.put_nowait(frame)
-            except asyncio.QueueFull:
+            if self._steps.qsize() + (self._step_began_s is not None) >= MAX_STEPS_IN_HAND:
                 raise Overloaded(
                     f"step {frame.step_id}: one step runs and one waits already", retry_after_s=0.1
-                ) from None
+                )
+            self._steps.put_nowait(frame)
         elif isinstance(frame, Ping):
             await stream.send(Pong(nonce=frame.nonce))
         elif isinstance(frame, Drain):
@@ -305,13 +325,15 @@ class VerifierNode:
 
     async def _step_loop(self) -> None:
         while True:
-            self._step_began_s = None
             step = await self._steps.get()
-            self._step_began_s = time.monotonic()
             grant, holder = self._lease.grant, self._holder
             if grant is None or holder is None or grant.lane_epoch != step.lane_epoch:
                 continue  # the lease ended while it waited
+            self._step_began_s = time.monotonic()
             result = await self._runner.run(grant.lane_id, step)
+            # From here on the router may know, and send the one after the next.
+            self._step_began_s = None
+            self._lease.renew(step.lane_epoch, time.monotonic())
             try:
                 await holder.send(result)
             except DSparkError as error:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63luster/api/dspark_v1.proto\x12\tdspark.v1\"\xd8\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.dspark.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x0f.dspark.v1.ChatH\x00\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.dspark.v1.Sampling\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x12\n\x05\x64raft\x18\n \x01(\x08H\x02\x88\x01\x01\x12\x17\n\ndeadline_s\x18\x0b \x01(\x01H\x03\x88\x01\x01\x42\x07\n\x05inputB\r\n\x0b_max_tokensB\x08\n\x06_draftB\r\n\x0b_deadline_s\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\",\n\x04\x43hat\x12$\n\x08messages\x18\x01 \x03(\x0b\x32\x12.dspark.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe7\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x36\n\nlogit_bias\x18\x08 \x03(\x0b\x32\".dspark.v1.Sampling.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x1d\n\x04mode\x18\n \x01(\x0e\x32\x0f.dspark.v1.Mode\x12\x10\n\x08logprobs\x18\x0b \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"\x91\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x1f\n\x05usage\x18\x06 \x01(\x0b\x32\x10.dspark.v1.Usage\"\xae\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x0e\n\x06rounds\x18\x03 \x01(\x05\x12\x10\n\x08proposed\x18\x04 \x01(\x05\x12\x10\n\x08verified\x18\x05 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x05\x12\x0e\n\x06ttft_s\x18\x07 \x01(\x01\x12\x0f\n\x07total_s\x18\x08 \x01(\x01\x12\x0c\n\x04seed\x18\t \x01(\x04\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\xfe\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\x05\x12\x12\n\nvocab_size\x18\x04 \x01(\x05\x12\x11\n\tverifiers\x18\x05 \x01(\x05\x12\x10\n\x08\x64rafters\x18\x06 \x01(\x05\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x39\n\x07metrics\x18\x08 \x03(\x0b\x32(.dspark.v1.GetModelResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01*B\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cMODE_COUPLED\x10\x01\x12\x12\n\x0eMODE_REJECTION\x10\x02\x32\xd3\x01\n\x06\x44Spark\x12\x45\n\x08Generate\x12\x1a.dspark.v1.GenerateRequest\x1a\x1b.dspark.v1.GenerateResponse0\x01\x12=\n\x06\x43\x61ncel\x12\x18.dspark.v1.CancelRequest\x1a\x19.dspark.v1.CancelResponse\x12\x43\n\x08GetModel\x12\x1a.dspark.v1.GetModelRequest\x1a\x1b.dspark.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63luster/api/dspark_v1.proto\x12\tdspark.v1\"\xa0\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x13.dspark.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x0f.dspark.v1.ChatH\x00\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.dspark.v1.Sampling\x12\x17\n\nmax_tokens\x18\x06 \x01(\x05H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x12\n\x05\x64raft\x18\n \x01(\x08H\x02\x88\x01\x01\x12\x17\n\ndeadline_s\x18\x0b \x01(\x01H\x03\x88\x01\x01\x12 \n\x13target_tokens_per_s\x18\x0c \x01(\x01H\x04\x88\x01\x01\x12\x0c\n\x04tier\x18\r \x01(\tB\x07\n\x05inputB\r\n\x0b_max_tokensB\x08\n\x06_draftB\r\n\x0b_deadline_sB\x16\n\x14_target_tokens_per_s\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\",\n\x04\x43hat\x12$\n\x08messages\x18\x01 \x03(\x0b\x32\x12.dspark.v1.Message\"(\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe7\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x36\n\nlogit_bias\x18\x08 \x03(\x0b\x32\".dspark.v1.Sampling.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x1d\n\x04mode\x18\n \x01(\x0e\x32\x0f.dspark.v1.Mode\x12\x10\n\x08logprobs\x18\x0b \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"\x91\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12\x1f\n\x05usage\x18\x06 \x01(\x0b\x32\x10.dspark.v1.Usage\"\xae\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x05\x12\x0e\n\x06rounds\x18\x03 \x01(\x05\x12\x10\n\x08proposed\x18\x04 \x01(\x05\x12\x10\n\x08verified\x18\x05 \x01(\x05\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x05\x12\x0e\n\x06ttft_s\x18\x07 \x01(\x01\x12\x0f\n\x07total_s\x18\x08 \x01(\x01\x12\x0c\n\x04seed\x18\t \x01(\x04\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"#\n\x0e\x43\x61ncelResponse\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"\x11\n\x0fGetModelRequest\"\xfe\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\x05\x12\x12\n\nvocab_size\x18\x04 \x01(\x05\x12\x11\n\tverifiers\x18\x05 \x01(\x05\x12\x10\n\x08\x64rafters\x18\x06 \x01(\x05\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x39\n\x07metrics\x18\x08 \x03(\x0b\x32(.dspark.v1.GetModelResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x82\x01\n\x14SetSchedulingRequest\x12;\n\x06values\x18\x01 \x03(\x0b\x32+.dspark.v1.SetSchedulingRequest.ValuesEntry\x1a-\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x90\x01\n\x15SetSchedulingResponse\x12\x44\n\nscheduling\x18\x01 \x03(\x0b\x32\x30.dspark.v1.SetSchedulingResponse.SchedulingEntry\x1a\x31\n\x0fSchedulingEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x13\n\x11GetProfileRequest\"\"\n\x12GetProfileResponse\x12\x0c\n\x04json\x18\x01 \x01(\t*B\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n\x0cMODE_COUPLED\x10\x01\x12\x12\n\x0eMODE_REJECTION\x10\x02\x32\xf2\x02\n\x06\x44Spark\x12\x45\n\x08Generate\x12\x1a.dspark.v1.GenerateRequest\x1a\x1b.dspark.v1.GenerateResponse0\x01\x12=\n\x06\x43\x61ncel\x12\x18.dspark.v1.CancelRequest\x1a\x19.dspark.v1.CancelResponse\x12\x43\n\x08GetModel\x12\x1a.dspark.v1.GetModelRequest\x1a\x1b.dspark.v1.GetModelResponse\x12R\n\rSetScheduling\x12\x1f.dspark.v1.SetSchedulingRequest\x1a .dspark.v1.SetSchedulingResponse\x12I\n\nGetProfile\x12\x1c.dspark.v1.GetProfileRequest\x1a\x1d.dspark.v1.GetProfileResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,34 +35,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GETMODELRESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_GETMODELRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_MODE']._serialized_start=1667
-  _globals['_MODE']._serialized_end=1733
+  _globals['_SETSCHEDULINGREQUEST_VALUESENTRY']._loaded_options = None
+  _globals['_SETSCHEDULINGREQUEST_VALUESENTRY']._serialized_options = b'8\001'
+  _globals['_SETSCHEDULINGRESPONSE_SCHEDULINGENTRY']._loaded_options = None
+  _globals['_SETSCHEDULINGRESPONSE_SCHEDULINGENTRY']._serialized_options = b'8\001'
+  _globals['_MODE']._serialized_start=2076
+  _globals['_MODE']._serialized_end=2142
   _globals['_GENERATEREQUEST']._serialized_start=43
-  _globals['_GENERATEREQUEST']._serialized_end=387
-  _globals['_TOKENIDS']._serialized_start=389
-  _globals['_TOKENIDS']._serialized_end=412
-  _globals['_CHAT']._serialized_start=414
-  _globals['_CHAT']._serialized_end=458
-  _globals['_MESSAGE']._serialized_start=460
-  _globals['_MESSAGE']._serialized_end=500
-  _globals['_SAMPLING']._serialized_start=503
-  _globals['_SAMPLING']._serialized_end=990
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=821
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=869
-  _globals['_GENERATERESPONSE']._serialized_start=993
-  _globals['_GENERATERESPONSE']._serialized_end=1138
-  _globals['_USAGE']._serialized_start=1141
-  _globals['_USAGE']._serialized_end=1315
-  _globals['_CANCELREQUEST']._serialized_start=1317
-  _globals['_CANCELREQUEST']._serialized_end=1352
-  _globals['_CANCELRESPONSE']._serialized_start=1354
-  _globals['_CANCELRESPONSE']._serialized_end=1389
-  _globals['_GETMODELREQUEST']._serialized_start=1391
-  _globals['_GETMODELREQUEST']._serialized_end=1408
-  _globals['_GETMODELRESPONSE']._serialized_start=1411
-  _globals['_GETMODELRESPONSE']._serialized_end=1665
-  _globals['_GETMODELRESPONSE_METRICSENTRY']._serialized_start=1619
-  _globals['_GETMODELRESPONSE_METRICSENTRY']._serialized_end=1665
-  _globals['_DSPARK']._serialized_start=1736
-  _globals['_DSPARK']._serialized_end=1947
+  _globals['_GENERATEREQUEST']._serialized_end=459
+  _globals['_TOKENIDS']._serialized_start=461
+  _globals['_TOKENIDS']._serialized_end=484
+  _globals['_CHAT']._serialized_start=486
+  _globals['_CHAT']._serialized_end=530
+  _globals['_MESSAGE']._serialized_start=532
+  _globals['_MESSAGE']._serialized_end=572
+  _globals['_SAMPLING']._serialized_start=575
+  _globals['_SAMPLING']._serialized_end=1062
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=893
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=941
+  _globals['_GENERATERESPONSE']._serialized_start=1065
+  _globals['_GENERATERESPONSE']._serialized_end=1210
+  _globals['_USAGE']._serialized_start=1213
+  _globals['_USAGE']._serialized_end=1387
+  _globals['_CANCELREQUEST']._serialized_start=1389
+  _globals['_CANCELREQUEST']._serialized_end=1424
+  _globals['_CANCELRESPONSE']._serialized_start=1426
+  _globals['_CANCELRESPONSE']._serialized_end=1461
+  _globals['_GETMODELREQUEST']._serialized_start=1463
+  _globals['_GETMODELREQUEST']._serialized_end=1480
+  _globals['_GETMODELRESPONSE']._serialized_start=1483
+  _globals['_GETMODELRESPONSE']._serialized_end=1737
+  _globals['_GETMODELRESPONSE_METRICSENTRY']._serialized_start=1691
+  _globals['_GETMODELRESPONSE_METRICSENTRY']._serialized_end=1737
+  _globals['_SETSCHEDULINGREQUEST']._serialized_start=1740
+  _globals['_SETSCHEDULINGREQUEST']._serialized_end=1870
+  _globals['_SETSCHEDULINGREQUEST_VALUESENTRY']._serialized_start=1825
+  _globals['_SETSCHEDULINGREQUEST_VALUESENTRY']._serialized_end=1870
+  _globals['_SETSCHEDULINGRESPONSE']._serialized_start=1873
+  _globals['_SETSCHEDULINGRESPONSE']._serialized_end=2017
+  _globals['_SETSCHEDULINGRESPONSE_SCHEDULINGENTRY']._serialized_start=1968
+  _globals['_SETSCHEDULINGRESPONSE_SCHEDULINGENTRY']._serialized_end=2017
+  _globals['_GETPROFILEREQUEST']._serialized_start=2019
+  _globals['_GETPROFILEREQUEST']._serialized_end=2038
+  _globals['_GETPROFILERESPONSE']._serialized_start=2040
+  _globals['_GETPROFILERESPONSE']._serialized_end=2074
+  _globals['_DSPARK']._serialized_start=2145
+  _globals['_DSPARK']._serialized_end=2515
 # @@protoc_insertion_point(module_scope)

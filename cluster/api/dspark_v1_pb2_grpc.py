@@ -49,6 +49,16 @@ class DSparkStub(object):
                 request_serializer=cluster_dot_api_dot_dspark__v1__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=cluster_dot_api_dot_dspark__v1__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.SetScheduling = channel.unary_unary(
+                '/dspark.v1.DSpark/SetScheduling',
+                request_serializer=cluster_dot_api_dot_dspark__v1__pb2.SetSchedulingRequest.SerializeToString,
+                response_deserializer=cluster_dot_api_dot_dspark__v1__pb2.SetSchedulingResponse.FromString,
+                _registered_method=True)
+        self.GetProfile = channel.unary_unary(
+                '/dspark.v1.DSpark/GetProfile',
+                request_serializer=cluster_dot_api_dot_dspark__v1__pb2.GetProfileRequest.SerializeToString,
+                response_deserializer=cluster_dot_api_dot_dspark__v1__pb2.GetProfileResponse.FromString,
+                _registered_method=True)
 
 
 class DSparkServicer(object):
@@ -76,6 +86,21 @@ class DSparkServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetScheduling(self, request, context):
+        """Change how lanes decide (router.scheduling of the configuration) while they serve, or ask how
+        they do now. All routers follow, those that start later too, until the last of them stops.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetProfile(self, request, context):
+        """What the router that answers knows of the speed of its verifiers and drafters.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DSparkServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +118,16 @@ def add_DSparkServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=cluster_dot_api_dot_dspark__v1__pb2.GetModelRequest.FromString,
                     response_serializer=cluster_dot_api_dot_dspark__v1__pb2.GetModelResponse.SerializeToString,
+            ),
+            'SetScheduling': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetScheduling,
+                    request_deserializer=cluster_dot_api_dot_dspark__v1__pb2.SetSchedulingRequest.FromString,
+                    response_serializer=cluster_dot_api_dot_dspark__v1__pb2.SetSchedulingResponse.SerializeToString,
+            ),
+            'GetProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetProfile,
+                    request_deserializer=cluster_dot_api_dot_dspark__v1__pb2.GetProfileRequest.FromString,
+                    response_serializer=cluster_dot_api_dot_dspark__v1__pb2.GetProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +211,60 @@ class DSpark(object):
             '/dspark.v1.DSpark/GetModel',
             cluster_dot_api_dot_dspark__v1__pb2.GetModelRequest.SerializeToString,
             cluster_dot_api_dot_dspark__v1__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetScheduling(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dspark.v1.DSpark/SetScheduling',
+            cluster_dot_api_dot_dspark__v1__pb2.SetSchedulingRequest.SerializeToString,
+            cluster_dot_api_dot_dspark__v1__pb2.SetSchedulingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dspark.v1.DSpark/GetProfile',
+            cluster_dot_api_dot_dspark__v1__pb2.GetProfileRequest.SerializeToString,
+            cluster_dot_api_dot_dspark__v1__pb2.GetProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -123,7 +123,7 @@ class OfflineLane:
             assert row.follows(request, num_draft), (row, request)
             if row.rid in planned:
                 yield self._round(request, row, num_draft)
-            request.commit(row.token_ids)
+            request.commit(row.token_ids, row.digest, self._num_steps)
             request.enter(Phase.READY, self._num_steps)
             if row.finish != FINISH_NONE:
                 del self._live[row.rid]

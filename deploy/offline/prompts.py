@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,12 +34,8 @@ def load_prompts(
         PromptFileError: no such file, a line that is no prompt, or none at all.
         PromptTooLong: one leaves the target no room for an answer.
     """
-    taken: Counter[str] = Counter()
     prompts = []
-    for asked in read_prompts(path):
-        if limit_per_source is not None and taken[asked.source] >= limit_per_source:
-            continue
-        taken[asked.source] += 1
+    for asked in read_prompts(path, limit_per_source=limit_per_source):
         ids = _ids(asked.text, text, asked.where)
         prompts.append(Prompt(ids=ids, source=asked.source, domain=asked.domain))
     return prompts

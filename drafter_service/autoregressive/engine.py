@@ -18,9 +18,10 @@ from drafter_service.autoregressive.model import AutoregressiveModel
 from drafter_service.calibration.calibration import Calibration
 from drafter_service.draft_kv import DraftKV
 from drafter_service.drafter import DrafterLimits, DraftOutcome, Work
+from drafter_service.pending_rows import MAX_PENDING_BYTES, NewRows, PendingRows, join
 from drafter_service.sampling import Block, Draw
 from drafter_service.sessions import DraftSession, Key, SessionCounters, SessionTable
-from drafter_service.staging import Computed, NewRows, Staged, is_live, run_batch
+from drafter_service.staging import Computed, Staged, is_live, run_batch
 
 
 class AutoregressiveEngine:
@@ -32,6 +33,7 @@ class AutoregressiveEngine:
         max_sessions, max_session_tokens, idle_session_s, busy_s: see `SessionTable`.
         q_top_k: width of the sparse q in rejection mode.
         calibration: of the model's confidence; None reports it raw.
+        max_pending_bytes: of rows that wait for a draft to be asked for, see `PendingRows`.
 
     Raises:
         CheckpointError: a calibration of blocks of another length.
@@ -47,6 +49,7 @@ class AutoregressiveEngine:
         q_top_k: int,
         busy_s: float = 1.0,
         calibration: Calibration | None = None,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
     ) -> None:
         if calibration is not None:
             calibration.check(model.spec.gamma)
@@ -63,6 +66,7 @@ class AutoregressiveEngine:
             idle_s=idle_session_s,
             busy_s=busy_s,
         )
+        self.pending = PendingRows(max_pending_bytes)
         self.kv = DraftKV(
             num_layers=1,
             num_kv_heads=self.spec.num_kv_heads,
@@ -93,7 +97,7 @@ class AutoregressiveEngine:
     @torch.inference_mode()
     def run(self, work: Sequence[Work], now_s: float) -> DraftOutcome:
         """See `drafter_service.drafter.Drafter.run`."""
-        return run_batch(self.sessions, work, now_s, self._compute)
+        return run_batch(self.sessions, self.pending, work, now_s, self._compute)
 
     def _compute(self, staged: Sequence[Staged]) -> Computed:
         """Take in new rows, then draft for whoever asked and has any."""
@@ -135,7 +139,7 @@ class AutoregressiveEngine:
         They come from the target's own features: nothing that was drafted is ever kept.
         """
         sound = []
-        for rows in new_rows:
+        for rows in join(new_rows):
             features_ND = rows.features.to(self._device, self._dtype)
             if not bool(features_ND.isfinite().all()):  # too large for our dtype
                 self.sessions.counters.failed += 1

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from cluster.atomic_file import write_torch
 from cluster.errors import CheckpointError
 from cluster.fingerprint import folder_fingerprint
+from cluster.tensor_file import write_torch
 from drafter_service.training.config import TrainConfig
 from drafter_service.training.draft_model import DraftModel
 from drafter_service.training.optimiser import Optimiser

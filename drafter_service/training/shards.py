@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from cluster.atomic_file import write_tensors
 from cluster.errors import CheckpointError
+from cluster.tensor_file import write_tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ def _drop_json_names(messages: Iterable[DescriptorProto]) -> None:
 @pytest.mark.parametrize(
     ("message", "optional"),
     [
-        (pb.GenerateRequest, {"max_tokens", "draft", "deadline_s"}),
+        (pb.GenerateRequest, {"max_tokens", "draft", "deadline_s", "target_tokens_per_s"}),
         (
             pb.Sampling,
             {

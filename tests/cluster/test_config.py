@@ -81,7 +81,7 @@ def test_frozen() -> None:
             {"router": {"explore_fraction": -0.1}},
             "router.explore_fraction: -0.1 must be at least 0",
         ),
-        ({"router": {"recalibrate": 1}}, "router.recalibrate: expected bool"),
+        ({"router": {"scheduling": {"recalibrate": 1}}}, "router.scheduling.recalibrate: expected"),
         ({"verifier": {"engine": "jax"}}, "verifier.engine: 'jax' is not one of torch"),
         ({"model": {"dtype": "int8"}}, "model.dtype: 'int8' is not one of auto, float32"),
         ({"drafter": {"dtype": "half"}}, "drafter.dtype: 'half' is not one of auto, float32"),

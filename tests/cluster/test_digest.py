@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,3 +31,15 @@ def test_sees_any_changed_id_and_the_length(prefix: list[int], data: st.DataObje
     assert digest.of(changed) != digest.of(prefix)
     assert digest.of([*prefix, 0]) != digest.of(prefix)
     assert digest.of(prefix[:-1]) != digest.of(prefix)
+
+
+def test_rows_are_extended_as_one_by_one() -> None:
+    ids = np.array([[5, 0, 7], [1, 2, 3], [9, 9, 9]], np.int64)
+    before = np.array([digest.SEED, digest.of([4]), digest.of([4, 4])], np.uint64)
+    after = digest.extend_rows(before, ids, np.array([3, 1, 0]))
+    expected = [
+        digest.of([5, 0, 7]),
+        digest.of([4, 1]),
+        digest.of([4, 4]),
+    ]
+    assert after.tolist() == expected

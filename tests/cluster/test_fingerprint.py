@@ -10,8 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cluster.errors import CheckpointError, ModelNotFound
-from cluster.fingerprint import folder_fingerprint
+from cluster.errors import CheckpointError, ModelNotFound, ProtocolMismatch
+from cluster.fingerprint import (
+    check_profile_fingerprint,
+    folder_fingerprint,
+    profile_fingerprint,
+)
 
 
 @pytest.fixture
@@ -72,3 +76,11 @@ def test_no_model_is_a_typed_error(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelNotFound):
         folder_fingerprint(folder)
+
+
+def test_a_profile_names_model_platform_and_version() -> None:
+    name = profile_fingerprint("m", "torch 2 on a/b")
+    check_profile_fingerprint(name, "m")
+    for other in ("", "m", name.replace("m/", "n/"), name + ".1", "m/torch/0.0.0"):
+        with pytest.raises(ProtocolMismatch, match="a profile of"):
+            check_profile_fingerprint(other, "m")

@@ -76,6 +76,7 @@ RESULT = make_result(
     finish=u8(0, 2),
     failures=(wire.Failure(rid=2, code="StaleFrame", message="gone"),),
     unbound=i64(1),
+    num_pairs=77,
 )
 COMMIT = make_commit(
     rid=i64(1, 2),
@@ -115,6 +116,12 @@ EXAMPLES: tuple[Frame, ...] = (
         kv_blocks=1000,
         profile_tokens=i32(1, 2),
         profile_step_s=f32(0.5, 0.75),
+        profile_row_s=0.001,
+        profile_context_s=1e-6,
+        profile_pair_s=2e-7,
+        profile_prefill_s=-0.0005,
+        profile_noise=0.03,
+        profile_fingerprint="model/platform/1.0",
     ),
     RESULT,
     wire.Open(lane_id="r", rid=1, epoch=2, first_id=3, sampling=SAMPLING),
@@ -135,6 +142,8 @@ EXAMPLES: tuple[Frame, ...] = (
         draft=True,
         sampling=SAMPLING,
         deadline_s=0.0,
+        target_rate=12.5,
+        tier="batch",
     ),
     wire.Emit(
         request_id="a",
@@ -290,6 +299,18 @@ def test_lengths_past_their_limits() -> None:
         encode(wire.Release(lane_id="r", rid=np.zeros(wire.MAX_ROWS + 1, np.int64)))
     with pytest.raises(FrameTooLarge, match=r"Acquire\.lane_id"):
         encode(wire.Acquire(lane_id="x" * 257))
+    lease = next(frame for frame in EXAMPLES if isinstance(frame, wire.Lease))
+    with pytest.raises(FrameTooLarge, match=r"Lease\.profile_fingerprint"):
+        encode(dataclasses.replace(lease, profile_fingerprint="x" * 513))
+    many = np.ones(wire.MAX_TIERS + 1)
+    with pytest.raises(FrameTooLarge, match=r"Lease\.profile_tokens"):
+        encode(
+            dataclasses.replace(
+                lease, profile_tokens=many.astype(np.int32), profile_step_s=many.astype(np.float32)
+            )
+        )
+    with pytest.raises(FrameError, match=r"Lease\.profile_noise: not finite"):
+        encode(dataclasses.replace(lease, profile_noise=float("nan")))
     with pytest.raises(FrameTooLarge, match=r"Step\.admissions"):
         encode(make_step(admissions=(make_admission(1, [1]),) * (wire.MAX_ROWS + 1)))
     refuse(msgpack.packb([1, "Acquire", {"lane_id": "x" * 257}]), FrameTooLarge)

@@ -66,6 +66,7 @@ def test_what_is_absent_takes_its_default(text_model: TextModel) -> None:
     request = build(pb.GenerateRequest(text="Hi"), text_model)
     assert (request.request_id, request.max_new_tokens, request.draft) == ("new", 77, True)
     assert request.deadline_s is None
+    assert (request.target_rate, request.tier) == (0.0, "")
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.0, 1.0, 1.0)
     assert sampling.mode == "coupled"
@@ -84,6 +85,8 @@ def test_what_is_given_arrives(text_model: TextModel) -> None:
         ignore_eos=True,
         draft=False,
         deadline_s=1.5,
+        target_tokens_per_s=12.5,
+        tier="batch",
         sampling=pb.Sampling(
             temperature=0.5,
             top_k=4,
@@ -102,6 +105,7 @@ def test_what_is_given_arrives(text_model: TextModel) -> None:
     assert (request.request_id, request.ids, request.max_new_tokens) == ("r", (5, 6), 3)
     assert (request.stop_strings, request.stop_ids) == (("a",), (9,))
     assert (request.ignore_eos, request.draft, request.deadline_s) == (True, False, 1.5)
+    assert (request.target_rate, request.tier) == (12.5, "batch")
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 4, 0.0)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.1)
@@ -118,6 +122,8 @@ def test_what_is_given_arrives(text_model: TextModel) -> None:
         (pb.GenerateRequest(), InvalidRequest),
         (pb.GenerateRequest(chat=pb.Chat()), InvalidRequest),
         (pb.GenerateRequest(text="x", request_id="x" * 129), InvalidRequest),
+        (pb.GenerateRequest(text="x", target_tokens_per_s=0.0), InvalidRequest),
+        (pb.GenerateRequest(text="x", target_tokens_per_s=float("nan")), InvalidRequest),
         (pb.GenerateRequest(text="x", sampling=pb.Sampling(top_k=-1)), BadSamplingParameter),
         (pb.GenerateRequest(text="x", sampling=pb.Sampling(mode=7)), Unsupported),  # type: ignore[arg-type]
     ],

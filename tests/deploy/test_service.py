@@ -26,6 +26,7 @@ from cluster.errors import (
     PromptTooLong,
     TokenOutOfVocabulary,
 )
+from cluster.profile_snapshot import ProfileSnapshot
 from tests.deploy.conftest import TOKEN, Served
 
 pytestmark = [
@@ -155,6 +156,9 @@ async def test_twelve_at_once(served: Served) -> None:
         ({"stop": [""]}, InvalidRequest, "1 to"),
         ({"stop_token_ids": [-3]}, TokenOutOfVocabulary, "0..49151"),
         ({"request_id": "x" * 200}, InvalidRequest, "128"),
+        ({"target_tokens_per_s": 0.0}, InvalidRequest, "over 0"),
+        ({"target_tokens_per_s": float("inf")}, InvalidRequest, "tokens/s"),
+        ({"tier": "gold"}, InvalidRequest, "standard, interactive, batch"),
     ],
 )
 def test_bad_input_is_refused_with_a_hint(
@@ -177,6 +181,9 @@ def test_a_wrong_token_is_refused_everywhere(served: Served, token: str) -> None
             lambda: client.generate("Hi").text,
             client.get_model,
             lambda: client.cancel("x"),
+            client.get_profile,
+            client.get_scheduling,
+            lambda: client.set_scheduling({"policy": "none"}),
         ):
             with pytest.raises(AuthError) as caught:
                 call()
@@ -191,6 +198,45 @@ def test_model_and_metrics(served: Served) -> None:
     assert (model.verifiers, model.drafters) == (1, 1)
     assert model.version == "0.1.0"
     assert model.metrics["lanes"] == 1
+
+
+def test_scheduling_changes_while_serving(served: Served) -> None:
+    with served.client() as client:
+        before = client.get_scheduling()
+        try:
+            assert client.set_scheduling({"policy": "none"}) == before | {"policy": "none"}
+            plain = client.generate(messages=STORY, max_tokens=24)
+            assert plain.text
+            changed = client.set_scheduling({"policy": "full", "gate_drafts": False})
+            assert (changed["policy"], changed["gate_drafts"]) == ("full", "false")
+            drafted = client.generate(messages=STORY, max_tokens=24)
+            assert drafted.text == plain.text
+            for values, named in (
+                ({"colour": "red"}, "router.scheduling.colour: unknown key"),
+                ({"policy": "perfect"}, "router.scheduling.policy"),
+                ({"min_gain": 7}, "router.scheduling.min_gain"),
+            ):
+                with pytest.raises(InvalidRequest) as caught:
+                    client.set_scheduling(values)
+                assert named in caught.value.message
+            assert client.get_scheduling() == changed, "a refused change changes nothing"
+        finally:
+            client.set_scheduling(before)
+    assert plain.usage is not None
+    assert drafted.usage is not None
+    assert plain.usage.verified == 0
+    assert drafted.usage.verified > 0
+
+
+def test_the_profile_is_told(served: Served) -> None:
+    with served.client() as client:
+        _ = client.generate(messages=STORY, max_tokens=16, target_tokens_per_s=5.0).text
+        told = client.get_profile()
+    (verifier,) = told["verifiers"]
+    profile = ProfileSnapshot.from_json(verifier["profile"])
+    assert profile.num_steps > 0
+    assert profile.live_s[0] > 0
+    assert len(told["drafters"]) == 1
 
 
 async def test_cancel_ends_the_stream_with_a_reason(served: Served) -> None:

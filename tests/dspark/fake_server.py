@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -12,10 +13,11 @@ import grpc
 
 from cluster.api import dspark_v1_pb2 as pb
 from cluster.api import dspark_v1_pb2_grpc as rpc
-from cluster.errors import DSparkError
+from cluster.errors import DSparkError, InvalidRequest
 from cluster.status import details_of
 
 WORDS = ("The ", "quick ", "fox")
+USAGE = pb.Usage(completion_tokens=3, rounds=2, proposed=6, verified=2, accepted=1, seed=7)
 
 
 class FakeDSpark(rpc.DSparkServicer):  # type: ignore[misc]
@@ -30,6 +32,11 @@ class FakeDSpark(rpc.DSparkServicer):  # type: ignore[misc]
         """Words sent before ``error``."""
         self.hold = False
         """Send one word, then wait for a cancel."""
+        self.pause_s = 0.0
+        """Before each word."""
+        self.metrics = {"num_steps": 2.0}
+        self.profile = '{"router": "r", "verifiers": [], "drafters": []}'
+        self.scheduling = {"policy": "adaptive", "gate_drafts": "true"}
         self._cancel = threading.Event()
 
     def Generate(  # noqa: N802
@@ -41,13 +48,14 @@ class FakeDSpark(rpc.DSparkServicer):  # type: ignore[misc]
             if self.error is not None and i == self.fail_after:
                 code = grpc.StatusCode[self.error.grpc_code]
                 context.abort(code, details_of(self.error))
+            time.sleep(self.pause_s)
             last = i == len(WORDS) - 1
             yield pb.GenerateResponse(
                 text=word,
                 token_ids=[i],
                 logprobs=[-0.5] if request.sampling.logprobs else [],
                 finish_reason="stop" if last else "",
-                usage=pb.Usage(completion_tokens=3, accepted=1, seed=7) if last else None,
+                usage=USAGE if last else None,
             )
             if self.hold:
                 self._cancel.wait(10)
@@ -62,7 +70,20 @@ class FakeDSpark(rpc.DSparkServicer):  # type: ignore[misc]
         )
 
     def GetModel(self, request: pb.GetModelRequest, context: Any) -> pb.GetModelResponse:  # noqa: N802
-        return pb.GetModelResponse(model="tiny", vocab_size=3, metrics={"num_steps": 2.0})
+        return pb.GetModelResponse(model="tiny", vocab_size=3, metrics=self.metrics)
+
+    def SetScheduling(  # noqa: N802
+        self, request: pb.SetSchedulingRequest, context: Any
+    ) -> pb.SetSchedulingResponse:
+        self.metadata.append(dict(context.invocation_metadata()))
+        for name in request.values.keys() - self.scheduling.keys():
+            error = InvalidRequest(f"router.scheduling.{name}: unknown key")
+            context.abort(grpc.StatusCode[error.grpc_code], details_of(error))
+        self.scheduling |= request.values
+        return pb.SetSchedulingResponse(scheduling=self.scheduling)
+
+    def GetProfile(self, request: pb.GetProfileRequest, context: Any) -> pb.GetProfileResponse:  # noqa: N802
+        return pb.GetProfileResponse(json=self.profile)
 
 
 @contextmanager

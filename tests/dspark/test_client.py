@@ -61,6 +61,8 @@ def test_options_reach_the_server_and_absent_ones_stay_absent(
             stop=["x"],
             draft=False,
             deadline_s=2.0,
+            target_tokens_per_s=12.5,
+            tier="batch",
             request_id="r1",
         )
         assert first.text == TEXT
@@ -73,10 +75,12 @@ def test_options_reach_the_server_and_absent_ones_stay_absent(
     assert request.sampling.logit_bias[3] == -1.5
     assert list(request.stop) == ["x"]
     assert request.deadline_s == 2.0
+    assert (request.target_tokens_per_s, request.tier) == (12.5, "batch")
     assert fake.metadata[0]["authorization"] == "Bearer secret"
     assert fake.metadata[0]["application"] == "mine"
     assert bare.request_id
-    for name in ("max_tokens", "draft", "deadline_s"):
+    assert bare.tier == ""
+    for name in ("max_tokens", "draft", "deadline_s", "target_tokens_per_s"):
         assert not bare.HasField(name)
     assert not bare.sampling.HasField("seed")
 

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.noise import Stream
 from drafter_service.sampling import Block
-from router.scheduler import causal_lengths
+from router.policies.causal import causal_lengths
 from tests.exactness.cells import product, race_cells
 from tests.exactness.test_rejection import (
     APPENDIX_SPS,
@@ -15,7 +15,16 @@ from tests.exactness.test_rejection import (
     markov_pair,
     three_token_pair,
 )
-from tests.exactness.tiny import Injected, Pair, Schedule, gap, retrospective, sampling, survival
+from tests.exactness.tiny import (
+    Injected,
+    Pair,
+    Schedule,
+    gap,
+    retrospective,
+    sampling,
+    step_of,
+    survival,
+)
 
 SPS = np.array([1, 1, 0.8, 0.72, 0.55, 0.5, 0.5])
 
@@ -32,7 +41,7 @@ def each(rule: Schedule) -> Schedule:
 SCHEDULES: dict[str, Schedule] = {
     "none": lambda survival_RG, block: np.zeros(len(block.ids), np.int64),
     "full": lambda survival_RG, block: np.full(len(block.ids), block.ids.shape[1]),
-    "causal": each(lambda s, block: causal_lengths(s, SPS).lengths),
+    "causal": each(lambda s, block: causal_lengths(step_of(s, SPS))),
     "retrospective": each(lambda s, block: retrospective(s, APPENDIX_SPS)),
     "peeking": lambda survival_RG, block: block.ids.sum(axis=1) % (block.ids.shape[1] + 1),
 }

@@ -15,13 +15,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from cluster.config import SchedulingConfig
 from cluster.noise import Stream
+from cluster.sparse import SparseQ
 from drafter_service.sampling import Block
 from router.blocks import DraftBlock
 from router.counters import LaneCounters
 from router.draft_lengths import DraftLengths, Judged
 from router.lane_request import Emission, LaneRequest
 from router.recalibration import Recalibrator
+from router.step_load import StepLoad
 from router.throughput import ThroughputProfile
 from tests.exactness.test_rejection import draft_all, markov_pair, round_law, verify_cells
 from tests.exactness.tiny import Injected, gap, sampling
@@ -48,17 +51,22 @@ class Lane:
         tokens = np.arange(1, len(step_s) + 1, dtype=np.int32)
         self.counters = LaneCounters()
         self.recalibrator = Recalibrator(min_samples=1)
+        profile = ThroughputProfile(tokens, np.array(step_s, np.float32))
+        profile.live = False
         self.lengths = DraftLengths(
             recalibrator=self.recalibrator,
-            profile=ThroughputProfile(tokens, np.array(step_s, np.float32)),
+            profile=profile,
             counters=self.counters,
             explore_fraction=explore_fraction,
+            scheduling=SchedulingConfig(policy="causal"),
         )
 
     def choose(self, block: Block, contexts: list[Ids], room: int = 99) -> list[int]:
         """Draft lengths of one step: request r has id r."""
         self.rows = [row_of(r, ids, block) for r, ids in enumerate(contexts)]
-        return self.lengths.choose(self.rows, num_prefill=0, room=room)
+        num_rows = len(self.rows)
+        load = StepLoad(num_rows=num_rows, num_tokens=num_rows)
+        return self.lengths.choose(self.rows, load=load, room=room)
 
     def learn(self, num_verified: int, num_accepted: int, ids: Ids) -> None:
         """The outcome of the step's one row."""
@@ -100,7 +108,7 @@ def row_of(r: int, context: Ids, block: Block) -> LaneRequest:
         digest=0,
         ids=tuple(block.ids[r].tolist()),
         confidence=block.confidence[r].astype(np.float64),
-        q=None,
+        q=SparseQ(ids=block.q_ids[r], probs=block.q_probs[r]),
     )
     return request
 

@@ -10,9 +10,18 @@ from scipy.special import logit
 
 from cluster.noise import Stream
 from drafter_service.sampling import Block
-from router.scheduler import causal_lengths
+from router.policies.causal import causal_lengths
 from tests.exactness.cells import intervals, partial_sums, product
-from tests.exactness.tiny import Injected, Pair, Schedule, gap, retrospective, sampling, survival
+from tests.exactness.tiny import (
+    Injected,
+    Pair,
+    Schedule,
+    gap,
+    retrospective,
+    sampling,
+    step_of,
+    survival,
+)
 
 APPENDIX_SPS = np.array([np.nan, 1.0, 0.5, 0.45])
 """Paper, Appendix A."""
@@ -145,7 +154,7 @@ def one_request(pair: Pair, schedule: Schedule) -> tuple[dict[tuple[int, ...], f
 
 
 def causal(sps: np.ndarray) -> Schedule:
-    return lambda survival_RG, block: causal_lengths(survival_RG, sps).lengths
+    return lambda survival_RG, block: causal_lengths(step_of(survival_RG, sps))
 
 
 @pytest.mark.parametrize("make", [appendix_pair, markov_pair, three_token_pair])

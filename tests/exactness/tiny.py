@@ -22,6 +22,8 @@ from cluster.sparse import SparseQ
 from cluster.wire import Sampling
 from drafter_service.backbone import DSparkModel
 from drafter_service.sampling import Block, sample_blocks
+from router.policies import PolicyInput
+from router.policies.retrospective import retrospective_lengths
 from verifier_service.acceptance import RowVerdict, VerifyRow, accept
 
 Schedule = Callable[[np.ndarray, Block], np.ndarray]
@@ -166,14 +168,25 @@ def survival(block: Block) -> np.ndarray:
     return np.cumprod(block.confidence.astype(np.float64), axis=1)
 
 
+def step_of(
+    survival_RG: np.ndarray, sps: np.ndarray, *, deterministic: bool = False
+) -> PolicyInput:
+    """A step of these blocks, all there, as a policy sees it; ``sps[B]`` steps per second."""
+    num_rows, gamma = survival_RG.shape
+    return PolicyInput(
+        survival_RG=survival_RG,
+        num_drafts_R=np.full(num_rows, gamma),
+        deterministic_R=np.full(num_rows, deterministic),
+        weight_R=np.ones(num_rows),
+        rids=np.arange(num_rows),
+        step_s_B=1 / np.asarray(sps, np.float64),
+    )
+
+
 def retrospective(survival_RG: np.ndarray, sps: np.ndarray) -> np.ndarray:
-    """The wrong rule for sampled drafts: the best point of the whole walk, whatever was drawn."""
-    order = np.argsort(-survival_RG, axis=None, kind="stable")
-    gains = survival_RG.ravel()[order]
-    num = len(survival_RG)
-    theta = (num + np.concatenate([[0.0], gains.cumsum()])) * sps[num : num + len(gains) + 1]
-    chosen = order[: int(theta.argmax())] // survival_RG.shape[1]
-    return np.bincount(chosen, minlength=num)
+    """The wrong rule for sampled drafts, as production has it for others: told that nothing was
+    drawn, it takes the best point of the whole walk."""
+    return retrospective_lengths(step_of(survival_RG, sps, deterministic=True))
 
 
 def gap(law: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], float]) -> float:

@@ -121,6 +121,7 @@ class Cluster:
         *,
         engine: FakeEngine | None = None,
         profile: StepProfile = PROFILE,
+        device: str = "",
         **options: Any,
     ) -> VerifierNode:
         engine = engine or FakeEngine(max_model_len=MAX_MODEL_LEN, **options)
@@ -131,13 +132,16 @@ class Cluster:
             config=self.config,
             directory=self.directory,
             drafter=DRAFTER,
+            device=device,
             profile=profile,
         )
         await node.start()
         self.verifiers[member_id] = node
         return node
 
-    async def add_drafter(self, drafter: FakeDrafter | None = None, **options: Any) -> FakeDrafter:
+    async def add_drafter(
+        self, drafter: FakeDrafter | None = None, *, device: str = "", **options: Any
+    ) -> FakeDrafter:
         drafter = drafter or FakeDrafter(drafter=DRAFTER, **options)
         await drafter.start()
 
@@ -150,6 +154,7 @@ class Cluster:
                 model="",
                 drafter=DRAFTER,
                 load=float(len(drafter.sessions)),
+                device=device,
             )
 
         beat = Heartbeat(self.directory, describe, period_s=0.03)

@@ -36,7 +36,8 @@ async def _decode_all(router: RouterNode) -> tuple[float, float]:
 
 @pytest.mark.parametrize("recalibrate", [True, False])
 async def test_lengths_adapt_to_a_drafter_that_promises_too_much(recalibrate: bool) -> None:
-    async with cluster(recalibrate=recalibrate, explore_fraction=0.01) as c:
+    scheduling = {"recalibrate": recalibrate, "gate_drafts": False}
+    async with cluster(scheduling=scheduling, explore_fraction=0.01) as c:
         await c.add_verifier(
             profile=PROFILE, delay_s=lambda n: 8.0 + 2.0 * n, sleep=lambda seconds: None
         )

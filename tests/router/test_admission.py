@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import BadSamplingParameter, DSparkError, InvalidRequest, Overloaded
-from cluster.wire import MAX_BIASES, MAX_TOP_K, Sampling, decode, encode
+from cluster.wire import MAX_BIASES, MAX_TOP_K, Sampling, Submit, decode, encode
 from router.admission import ModelLimits, WaitingQueue, check_request
 from router.lane_request import LaneRequest
-from router.relay import submit_of
+from router.relay import request_of, submit_of
 from router.request import GenerateRequest
 from router.step_frame import admission_of
 from router.ticket import Ticket
@@ -61,6 +62,8 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
         draw(st.integers(0, 1 << 40)),
         sampling=sampling,
         deadline_s=draw(st.none() | floats),
+        target_rate=draw(st.just(0.0) | floats),
+        tier=draw(st.sampled_from(["", "batch", "gold", "x" * 65])),
         request_id=draw(st.text(st.characters(codec="utf-8"), max_size=3)),
         stop_ids=(7,) * draw(st.sampled_from([0, 1000, 1001])),
         stop_strings=("x" * draw(st.integers(0, 1025)),) * draw(st.sampled_from([0, 64, 65])),
@@ -119,7 +122,7 @@ def test_a_prompt_of_exactly_the_limit() -> None:
 
 def test_a_request_larger_than_the_whole_queue_waits_alone() -> None:
     """It could never be admitted otherwise, however idle the verifiers are."""
-    queue = WaitingQueue(max_requests=4, max_tokens=50)
+    queue = WaitingQueue[Ticket](max_requests=4, max_tokens=50)
     large, small = ticket_of(make_request((1,), 100)), ticket_of(make_request((1,), 10))
     queue.push(large)
     with pytest.raises(Overloaded) as caught:
@@ -130,3 +133,21 @@ def test_a_request_larger_than_the_whole_queue_waits_alone() -> None:
     with pytest.raises(Overloaded):
         queue.push(large)
     assert queue.num_tokens == 11
+
+
+def test_a_lent_request_keeps_its_target_and_tier() -> None:
+    request = make_request((1, 2), target_rate=12.5, tier="batch")
+    lent = request_of(decode_submit(encode(submit_of(ticket_of(request), 0.0, loan=1))))
+    assert (lent.target_rate, lent.tier) == (12.5, "batch")
+
+
+def decode_submit(data: bytes) -> Submit:
+    frame = decode(data)
+    assert isinstance(frame, Submit)
+    return frame
+
+
+@pytest.mark.parametrize("changes", [{"tier": "gold"}, {"target_rate": math.inf}])
+def test_a_service_that_nobody_offers_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        check_request(make_request((1, 2), **changes), LIMITS)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cluster.config import SchedulingConfig
+from cluster.errors import ConfigError
+from cluster.sparse import SparseQ
 from router.blocks import DraftBlock
 from router.counters import LaneCounters
 from router.draft_lengths import DraftLengths, Judged
 from router.lane_request import Emission, LaneRequest
 from router.recalibration import Recalibrator
+from router.step_load import StepLoad
 from router.throughput import ThroughputProfile
 from tests.frames import make_sampling
 
@@ -27,14 +32,28 @@ def lengths_of(
     *,
     recalibrator: Recalibrator | None = None,
     explore_fraction: float = 0.0,
+    policy: str = "causal",
+    live: bool = False,
 ) -> DraftLengths:
+    """``live``: steps explore neighbouring tiers, too."""
     tokens, step_s = profile
+    table = ThroughputProfile(np.array(tokens, np.int32), np.array(step_s, np.float32))
+    table.live = live
     return DraftLengths(
         recalibrator=recalibrator or Recalibrator(),
-        profile=ThroughputProfile(np.array(tokens, np.int32), np.array(step_s, np.float32)),
+        profile=table,
         counters=LaneCounters(),
         explore_fraction=explore_fraction,
+        scheduling=SchedulingConfig(policy=policy),
     )
+
+
+def load(num_rows: int, num_prefill: int = 0) -> StepLoad:
+    return StepLoad(num_rows=num_rows, num_tokens=num_rows + num_prefill, num_prefill=num_prefill)
+
+
+def choose(lengths: DraftLengths, rows: list[LaneRequest], room: int = 10_000) -> list[int]:
+    return lengths.choose(rows, load=load(len(rows)), room=room)
 
 
 def make_row(rid: int = 1, anchor: int = 5, **changes: Any) -> LaneRequest:
@@ -74,7 +93,7 @@ def judge(row: LaneRequest, num_verified: int, num_accepted: int, *, cut: int = 
 
 def widened(lengths: DraftLengths, rows: list[LaneRequest], room: int = 10_000) -> list[int]:
     """Rows that get drafts though none pays."""
-    chosen = lengths.choose(rows, num_prefill=0, room=room)
+    chosen = choose(lengths, rows, room)
     return [row.rid for row, n in zip(rows, chosen, strict=True) if n]
 
 
@@ -85,17 +104,17 @@ def test_rows_without_a_block_and_requests_near_their_end() -> None:
     assert short.block is not None
     short.block = DraftBlock(**(vars(short.block) | {"confidence": np.full(2, 0.9)}))
     lengths = lengths_of(((1,), (1.0,)))
-    assert lengths.choose([plain, last, short], num_prefill=0, room=99) == [0, 0, 2]
-    assert lengths_of(explore_fraction=1.0).choose([last], num_prefill=0, room=99) == [0]
+    assert choose(lengths, [plain, last, short], 99) == [0, 0, 2]
+    assert choose(lengths_of(explore_fraction=1.0), [last], 99) == [0]
 
 
 def test_confidences_that_promise_too_much_are_not_believed_for_long() -> None:
     lengths = lengths_of()
     rows = [make_row(rid) for rid in range(16)]
-    assert lengths.choose(rows, num_prefill=0, room=99) == [GAMMA] * 16
+    assert choose(lengths, rows, 99) == [GAMMA] * 16
     for _ in range(10):
         lengths.learn([judge(row, GAMMA, 1) for row in rows])
-    assert lengths.choose(rows, num_prefill=0, room=99) == [1] * 16
+    assert choose(lengths, rows, 99) == [1] * 16
 
 
 def test_lanes_share_what_they_learn() -> None:
@@ -104,7 +123,7 @@ def test_lanes_share_what_they_learn() -> None:
     rows = [make_row(rid) for rid in range(16)]
     for _ in range(10):
         one.learn([judge(row, GAMMA, 0) for row in rows])
-    assert other.choose(rows, num_prefill=0, room=99) == [0] * 16
+    assert choose(other, rows, 99) == [0] * 16
 
 
 def test_the_counters_say_what_the_recalibrated_confidences_promised() -> None:
@@ -194,8 +213,8 @@ def test_exploring_leaves_the_other_rows_as_they_are() -> None:
     """A row that would get less is widened, the others get what they would have got."""
     rng = np.random.default_rng(1)
     rows = [make_row(rid, confidence=rng.uniform(0.2, 0.9, GAMMA)) for rid in range(40)]
-    plain = lengths_of().choose(rows, num_prefill=0, room=200)
-    explored = lengths_of(explore_fraction=0.2).choose(rows, num_prefill=0, room=200)
+    plain = choose(lengths_of(), rows, 200)
+    explored = choose(lengths_of(explore_fraction=0.2), rows, 200)
     changed = [(a, b) for a, b in zip(plain, explored, strict=True) if a != b]
     assert changed
     assert all(b == GAMMA for _, b in changed)
@@ -204,10 +223,10 @@ def test_exploring_leaves_the_other_rows_as_they_are() -> None:
 def test_exploring_stays_within_the_step() -> None:
     rows = [make_row(rid) for rid in range(5)]
     lengths = lengths_of(STEEP, explore_fraction=1.0)
-    assert lengths.choose(rows, num_prefill=0, room=10) == [4, 4, 2, 0, 0]
+    assert choose(lengths, rows, 10) == [4, 4, 2, 0, 0]
     assert (lengths._counters.num_explored_rows, lengths._counters.num_explored) == (3, 10)
     near_end = make_row(9, anchor=5, max_new_tokens=7)
-    assert lengths.choose([near_end], num_prefill=0, room=10) == [2], "the bonus ends the request"
+    assert choose(lengths, [near_end], 10) == [2], "the bonus ends the request"
 
 
 @pytest.mark.parametrize("explore_fraction", [0.0, 1 / 16])
@@ -222,7 +241,7 @@ def test_exploring_keeps_the_tail_honest(explore_fraction: float) -> None:
     last: list[int] = []
     for step in range(500):
         rows = [make_row(rid, anchor=10 + step, confidence=reported) for rid in range(16)]
-        chosen = lengths.choose(rows, num_prefill=0, room=64)
+        chosen = choose(lengths, rows, 64)
         survives = (rng.random((16, GAMMA)) < 0.8).cumprod(axis=1).sum(axis=1)
         lengths.learn(
             [judge(row, n, min(n, a)) for row, n, a in zip(rows, chosen, survives, strict=True)]
@@ -238,3 +257,98 @@ def test_exploring_keeps_the_tail_honest(explore_fraction: float) -> None:
     else:
         assert set(last) == {1}
         assert "greedy.2.samples" not in recalibrator.figures()
+
+
+# --- policies -------------------------------------------------------------------------------------
+
+
+def sampled_row(rid: int) -> LaneRequest:
+    """A rejection-mode request whose drafts were drawn."""
+    row = make_row(rid, sampling=make_sampling(mode="rejection", temperature=1.0))
+    assert row.block is not None
+    q = SparseQ(
+        ids=np.tile(np.array([5, 6], np.int32), (GAMMA, 1)),
+        probs=np.full((GAMMA, 2), 0.5, np.float32),
+    )
+    row.block = replace(row.block, q=q)
+    return row
+
+
+def test_baselines_verify_what_they_say_and_explore_nothing() -> None:
+    rows = [make_row(rid) for rid in range(200)]
+    for policy, length in [("none", 0), ("fixed:2", 2), ("full", GAMMA)]:
+        lengths = lengths_of(STEEP, policy=policy, explore_fraction=1.0, live=True)
+        for _ in range(100):
+            assert choose(lengths, rows) == [length] * 200
+        assert lengths._counters.num_explored == lengths._counters.num_explored_steps == 0
+        assert lengths.verifies_drafts is (policy != "none")
+
+
+def test_another_policy_counts_from_the_next_step_on() -> None:
+    rows = [make_row(rid) for rid in range(16)]
+    lengths = lengths_of(policy="none")
+    assert choose(lengths, rows) == [0] * 16
+    lengths.configure(SchedulingConfig(policy="fixed:3"))
+    assert choose(lengths, rows) == [3] * 16
+    with pytest.raises(ConfigError):
+        lengths.configure(SchedulingConfig(policy="fixed:many"))
+    assert choose(lengths, rows) == [3] * 16
+
+
+def test_the_same_policy_keeps_what_it_remembers() -> None:
+    lengths = lengths_of(policy="adaptive")
+    before = lengths._policy
+    lengths.configure(SchedulingConfig(policy="adaptive", gather="when_free"))
+    assert lengths._policy is before
+    lengths.configure(SchedulingConfig(policy="adaptive", min_gain=0.5))
+    assert lengths._policy is not before
+
+
+def test_drawn_drafts_are_verified_plainly_where_the_policy_would_be_biased() -> None:
+    lengths = lengths_of(policy="retrospective")
+    one_hot = make_row(3, sampling=make_sampling(mode="rejection", temperature=1.0))
+    coupled = make_row(4, sampling=make_sampling(mode="coupled", temperature=1.0))
+    assert min(choose(lengths, [make_row(1), one_hot, coupled])) > 0
+    assert lengths._counters.num_refused_steps == 0
+    assert choose(lengths, [make_row(1), sampled_row(2)]) == [0, 0]
+    assert lengths._counters.num_refused_steps == 1
+
+
+def test_a_tier_goes_first_where_drafts_are_dear() -> None:
+    dear = ((1, 16, 17, 20, 21, 100), (30.0, 30.0, 30.1, 30.2, 90.0, 200.0))
+    rows = [make_row(rid, tier="interactive" if rid == 9 else "") for rid in range(16)]
+    assert choose(lengths_of(dear), rows)[9] == GAMMA
+
+
+def test_prompt_chunks_count_as_tokens_of_the_step() -> None:
+    """Beside a chunk that fills the cheap tokens no draft pays."""
+    flat_then_steep = ((1, 64, 65, 100), (1.0, 1.0, 10.0, 50.0))
+    rows = [make_row(1)]
+    lengths = lengths_of(flat_then_steep)
+    assert lengths.choose(rows, load=load(1), room=99) == [GAMMA]
+    assert lengths.choose(rows, load=load(1, num_prefill=63), room=99) == [0]
+    assert lengths.choose([], load=load(0, num_prefill=63), room=99) == []
+    assert lengths.choose(rows, load=load(1), room=0) == [0]
+
+
+def test_the_time_between_steps_is_charged() -> None:
+    """Where it is long, drafts are cheap by comparison."""
+    lengths = lengths_of(STEEP)
+    rows = [make_row(1)]
+    assert choose(lengths, rows) == [0]
+    lengths._profile.overhead_s = 1000.0
+    assert choose(lengths, rows) == [GAMMA]
+
+
+def test_about_one_step_in_64_has_the_size_of_a_neighbouring_tier() -> None:
+    """Of 16 rows with half their drafts paying, the next tiers are 24 and 64 tokens away."""
+    table = ((16, 24, 48, 64, 65, 100), (1.0, 1.0, 1.01, 1.5, 3.0, 9.0))
+    lengths = lengths_of(table, policy="adaptive", live=True)
+    rows = [make_row(rid, confidence=np.full(GAMMA, 0.7)) for rid in range(16)]
+    sizes = [16 + sum(choose(lengths, rows)) for _ in range(1280)]
+    usual = max(set(sizes), key=sizes.count)
+    explored = [size for size in sizes if size != usual]
+    assert usual == 48
+    assert len(explored) == lengths._counters.num_explored_steps
+    assert 14 <= len(explored) <= 26
+    assert set(explored) == {24, 64}

@@ -1,44 +1,12 @@
-"""Choice of drafters, and the learnt wait."""
+"""Choice of drafters, and what is known of their links."""
 
 from __future__ import annotations
 
-from router.drafter_book import DrafterBook, DrafterRef, DraftWait
+from router.drafter_book import DrafterBook, DrafterRef
 
 
 def ref(drafter_id: str, fingerprint: str = "f") -> DrafterRef:
     return DrafterRef(drafter_id=drafter_id, address="127.0.0.1:1", fingerprint=fingerprint)
-
-
-def test_wait_starts_at_the_bound_and_follows_the_latency() -> None:
-    wait = DraftWait(bound_s=2.0)
-    assert wait.wait_s == 2.0
-    for _ in range(50):
-        wait.observe(0.1)
-    assert 0.1 < wait.wait_s < 0.3
-    for _ in range(50):
-        wait.observe(0.5)
-    assert 0.5 < wait.wait_s < 1.5
-
-
-def test_nobody_waits_for_a_drafter_that_cannot_make_it() -> None:
-    wait = DraftWait(bound_s=0.1)
-    for _ in range(10):
-        wait.observe(0.5)
-    assert wait.wait_s == 0
-    for _ in range(100):
-        wait.observe(0.01)
-    assert wait.wait_s > 0.01
-
-
-def test_silence_ends_the_waiting_until_a_block_comes() -> None:
-    wait = DraftWait(bound_s=1.0)
-    wait.observe(0.1)
-    for _ in range(3):
-        assert wait.wait_s > 0
-        wait.miss()
-    assert wait.wait_s == 0
-    wait.observe(0.1)
-    assert wait.wait_s > 0.1
 
 
 def test_least_loaded_drafter_of_the_right_checkpoint() -> None:
@@ -68,6 +36,8 @@ def test_a_drafter_that_goes_down_takes_its_bindings_along() -> None:
     book = DrafterBook(bound_s=1.0)
     book.up(ref("a"))
     book.bind(1, "f")
+    assert book.links() == {"a": book.link("a")}
     book.down("a")
-    assert book.wait("a") is None
+    assert book.link("a") is None
+    assert not book.links()
     book.down("a")

@@ -16,6 +16,7 @@ from cluster.members import Member
 from cluster.streams import FrameStream
 from cluster.wire import Blocks, Drain, Frame, StepResult, encode
 from router.lane import Lane
+from router.node import RouterNode
 from tests.fakes import FakeDrafter, greedy_continuation
 from tests.frames import make_blocks, make_commit
 from tests.router.harness import (
@@ -272,6 +273,54 @@ async def test_verifier_killed_midway_with_another_one_present(with_drafter: boo
             assert answer.ids == expected_ids((*PROMPT, i), 120)
             assert answer.text == text_of(answer.ids)
             assert answer.usage.num_completion_tokens == len(answer.ids)
+
+
+def steps_in_the_air(router: RouterNode) -> int:
+    """The most of any lane."""
+    return max((len(lane.state._flights.steps) for lane in router._lanes.values()), default=0)
+
+
+async def test_verifier_killed_with_two_steps_in_the_air() -> None:
+    async with cluster(scheduling={"gather": "when_free"}) as c:
+        await c.add_verifier(delay_s=lambda _: 0.03)
+        await c.add_drafter()
+        router = await c.add_router()
+        await c.ready(router, drafters=1)
+        answers = [Answer() for _ in range(8)]
+        asking = [
+            asyncio.create_task(ask(router, make_request((*PROMPT, i), 120), answer))
+            for i, answer in enumerate(answers, start=1)
+        ]
+        await eventually(lambda: all(len(a.deltas) > 2 for a in answers), "never started")
+        await eventually(lambda: steps_in_the_air(router) == 2, "no step is handed over early")
+        await c.kill_verifier("verifier-0")
+        await c.add_verifier("verifier-1", delay_s=lambda _: 0.004)
+        await asyncio.gather(*asking)
+        for i, answer in enumerate(answers, start=1):
+            assert answer.ids == expected_ids((*PROMPT, i), 120)
+            assert answer.usage.num_completion_tokens == len(answer.ids)
+
+
+async def test_requests_cancelled_with_two_steps_in_the_air() -> None:
+    async with cluster(scheduling={"gather": "when_free"}) as c:
+        await c.add_verifier(delay_s=lambda _: 0.03)
+        await c.add_drafter()
+        router = await c.add_router()
+        await c.ready(router, drafters=1)
+        answers = [Answer() for _ in range(8)]
+        requests = [make_request((*PROMPT, i), 120) for i in range(1, 9)]
+        asking = [
+            asyncio.create_task(ask(router, request, answer))
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+        await eventually(lambda: all(len(a.deltas) > 2 for a in answers), "never started")
+        await eventually(lambda: steps_in_the_air(router) == 2, "no step is handed over early")
+        for request in requests[::2]:
+            assert await router.cancel(request.request_id)
+        await asyncio.gather(*asking)
+        assert {answer.finish for answer in answers[::2]} == {"cancelled"}
+        for request, answer in zip(requests[1::2], answers[1::2], strict=True):
+            assert answer.ids == expected_ids(tuple(request.ids), 120)
 
 
 async def test_verifier_killed_and_replaced() -> None:

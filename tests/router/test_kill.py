@@ -142,9 +142,11 @@ async def test_any_member_may_die_at_any_frame(seed: int, monkeypatch: pytest.Mo
     rng = random.Random(seed)
     bomb = Bomb(monkeypatch)
     names = itertools.count(10)
-    async with cluster() as c:
+    two_flights = seed % 2 == 1  # steps long enough, and taken up so soon, that the next one queues
+    scheduling = {"gather": "when_free"} if two_flights else {}
+    async with cluster(scheduling=scheduling) as c:
         for i in range(2):
-            await c.add_verifier(f"verifier-{i}")
+            await c.add_verifier(f"verifier-{i}", delay_s=lambda _: 0.004 * two_flights)
             await c.add_drafter(member_id=f"drafter-{i}", num_right=3)
         router = await c.add_router()
         await c.ready(router, lanes=2, drafters=2)
@@ -160,6 +162,8 @@ async def test_any_member_may_die_at_any_frame(seed: int, monkeypatch: pytest.Mo
                 await kill_one(c, rng, bomb, names)
         over.set()
         assert min(await asyncio.gather(*asking)) > 0
+        if two_flights:
+            assert router.metrics()["num_queued_steps"] > 0
         await c.settle()
         for verifier in c.verifiers.values():
             assert verifier.cache.num_bytes == 0

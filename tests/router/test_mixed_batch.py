@@ -110,7 +110,7 @@ async def test_every_mode_keeps_its_promise_in_a_mixed_batch() -> None:
     coupled = [make_sampling(seed=i, **stochastic) for i in range(60)]
     rejection = [make_sampling(mode="rejection", seed=i, **stochastic) for i in range(150)]
     engine = RecordingEngine(max_requests=24)
-    async with cluster() as c:
+    async with cluster(scheduling={"gate_drafts": False}) as c:
         await c.add_verifier(engine=engine)
         drafter = SamplingDrafter()
         await c.add_drafter(drafter)

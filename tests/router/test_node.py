@@ -42,7 +42,7 @@ async def test_one_request_with_drafter() -> None:
         assert usage.num_accepted <= usage.num_verified <= usage.num_proposed
         figures = router.metrics()
         assert figures["num_accepted"] == usage.num_accepted
-        assert figures["stale"] == 0
+        assert figures["stale"] == 0, figures
         assert figures["num_late_drafts"] == 0
 
 

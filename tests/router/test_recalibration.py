@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -234,10 +233,11 @@ def test_positions_past_the_last_map_share_it() -> None:
 
 
 def test_switched_off_it_keeps_its_figures_and_the_identity() -> None:
-    recalibrator = Recalibrator(min_samples=math.inf)
+    recalibrator = Recalibrator(enabled=False)
     one(recalibrator, 0.9, hit=False, times=500)
     assert applied(recalibrator, 0.9)[0] == 0.9
     assert recalibrator.figures()["greedy.1.reported_ece"] == pytest.approx(0.9)
+    assert recalibrator.figures()["greedy.1.recalibrated_ece"] == pytest.approx(0.9)
 
 
 def test_a_new_drafter_version_starts_fresh_and_an_old_one_is_remembered() -> None:
@@ -262,7 +262,12 @@ def test_figures_of_two_lookups_are_told_apart() -> None:
     assert samples == [4, 8]
 
 
-def test_a_book_that_is_switched_off() -> None:
-    recalibrator = RecalibratorBook(enabled=False).of("f")
+def test_a_book_is_switched_off_and_on() -> None:
+    book = RecalibratorBook(enabled=False)
+    recalibrator = book.of("f")
     one(recalibrator, 0.9, hit=False, times=500)
     assert applied(recalibrator, 0.9)[0] == 0.9
+    book.switch(enabled=True)
+    assert applied(recalibrator, 0.9)[0] < 0.3, "it has learnt meanwhile"
+    book.switch(enabled=False)
+    assert applied(recalibrator, 0.9)[0] == applied(book.of("g"), 0.9)[0] == 0.9

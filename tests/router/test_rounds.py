@@ -9,130 +9,12 @@ import numpy as np
 import pytest
 
 from cluster import digest
+from cluster.config import SchedulingConfig
 from cluster.errors import BadSamplingParameter, FrameError
-from cluster.wire import FINISH_STOP, Failure, Lease, Step, StepResult
-from router.blocks import DraftBlock
-from router.counters import LaneCounters
-from router.draft_lengths import DraftLengths
-from router.drafter_book import DrafterBook, DrafterRef
-from router.lane_request import Emission, Failed, LaneRequest, Phase, Retry
-from router.recalibration import Recalibrator
-from router.rounds import LaneState
-from router.throughput import ThroughputProfile
+from cluster.wire import FINISH_STOP, Failure
+from router.lane_request import Emission, Failed, Phase, Retry
 from tests.frames import make_result, make_sampling
-
-A = DrafterRef(drafter_id="a", address="127.0.0.1:1", fingerprint="f")
-B = DrafterRef(drafter_id="b", address="127.0.0.1:2", fingerprint="f")
-
-
-class Rig:
-    """A lane state with a clock, a verifier that always emits the token 1, and drafter ``a``."""
-
-    def __init__(self, *, drafters: tuple[DrafterRef, ...] = (A,), **lease: Any) -> None:
-        self.now = 100.0
-        self.counters = LaneCounters()
-        self.recalibrator = Recalibrator()
-        self.book = DrafterBook(bound_s=1.0)
-        for ref in drafters:
-            self.book.up(ref)
-        profile = ThroughputProfile(np.array([1], np.int32), np.array([0.01], np.float32))
-        self.state = LaneState(
-            lease=make_lease(**lease),
-            fingerprint="f",
-            prefill_budget=8,
-            profile=profile,
-            book=self.book,
-            counters=self.counters,
-            lengths=DraftLengths(
-                recalibrator=self.recalibrator,
-                profile=profile,
-                counters=self.counters,
-                explore_fraction=0.0,
-            ),
-        )
-
-    def add(
-        self, rid: int, *, num_prompt: int = 3, max_new_tokens: int = 20, **changes: Any
-    ) -> LaneRequest:
-        values: dict[str, Any] = {
-            "rid": rid,
-            "ids": list(range(2, 2 + num_prompt)),
-            "num_prompt": num_prompt,
-            "max_new_tokens": max_new_tokens,
-            "stop_ids": (),
-            "sampling": make_sampling(),
-            "draft": True,
-        }
-        request = LaneRequest(**(values | changes))
-        self.state.add(request, self.now)
-        return request
-
-    def step(self, lengths: int = 0) -> Step:
-        rows = self.state.ready_rows(self.now)
-        return self.state.dispatch(rows, [lengths] * len(rows), self.now)
-
-    def result(self, step: Step, *, prefilled: tuple[int, ...] = (), **changes: Any) -> StepResult:
-        """Every row and every request in ``prefilled`` gets one token more than accepted drafts."""
-        rids = [*step.rid.tolist(), *prefilled]
-        accepted = [*step.num_draft.tolist(), *(0 for _ in prefilled)]
-        tokens, anchors, digests = [], [], []
-        drafts = step.draft_ids.tolist()
-        for rid, n in zip(rids, accepted, strict=True):
-            request = self.state.requests[rid]
-            mine, drafts = [*drafts[:n], 1], drafts[n:]
-            tokens += mine
-            anchors.append(request.anchor + len(mine))
-            digests.append(digest.extend(request.digest, mine))
-        values: dict[str, Any] = {
-            "lane_epoch": step.lane_epoch,
-            "step_id": step.step_id,
-            "rid": np.array(rids, np.int64),
-            "num_accepted": np.array(accepted, np.int32),
-            "num_emitted": np.array(accepted, np.int32) + np.int32(1),
-            "token_ids": np.array(tokens, np.int32),
-            "logprobs": np.zeros(len(tokens), np.float32),
-            "anchor": np.array(anchors, np.int32),
-            "digest": np.array(digests, np.uint64),
-            "finish": np.zeros(len(rids), np.uint8),
-            "num_real_tokens": max(len(tokens), 1),
-            "step_s": 0.01,
-        }
-        return make_result(**(values | changes))
-
-    def prefill(self, *rids: int) -> list[Any]:
-        return self.state.apply(self.result(self.step(), prefilled=rids), self.now)
-
-    def block(self, rid: int, num_draft: int = 4, **changes: Any) -> DraftBlock:
-        request = self.state.requests[rid]
-        values: dict[str, Any] = {
-            "rid": rid,
-            "epoch": request.session_epoch,
-            "anchor": request.anchor,
-            "digest": request.digest,
-            "ids": (5,) * num_draft,
-            "confidence": np.full(num_draft, 0.9),
-            "q": None,
-        }
-        return DraftBlock(**(values | changes))
-
-    def phases(self) -> dict[int, Phase]:
-        return {rid: request.phase for rid, request in self.state.requests.items()}
-
-
-def make_lease(**changes: Any) -> Lease:
-    values: dict[str, Any] = {
-        "lane_epoch": 9,
-        "ttl_s": 5.0,
-        "max_model_len": 64,
-        "vocab_size": 50,
-        "max_requests": 4,
-        "max_step_tokens": 16,
-        "kv_block_tokens": 8,
-        "kv_blocks": 16,
-        "profile_tokens": np.array([1], np.int32),
-        "profile_step_s": np.array([0.01], np.float32),
-    }
-    return Lease(**(values | changes))
+from tests.router.lane_rig import A, B, Rig
 
 
 def test_life_of_a_request() -> None:
@@ -143,7 +25,7 @@ def test_life_of_a_request() -> None:
     step = rig.step()
     assert [(a.rid, a.drafter_id, a.want_draft) for a in step.admissions] == [(1, "a", True)]
     assert rig.phases() == {1: Phase.PREFILLING}
-    assert rig.state.next_step_at(rig.now) == math.inf, "one step at a time"
+    assert rig.state.next_step_at(rig.now) == math.inf, "nothing else to do"
     (first,) = rig.state.apply(rig.result(step, prefilled=(1,)), rig.now)
     assert first == Emission(rid=1, token_ids=(1,), logprobs=(0.0,), finish=0, is_round=False)
     assert rig.phases() == {1: Phase.AWAITING}
@@ -266,11 +148,27 @@ def test_prefill_goes_on_while_drafts_are_awaited() -> None:
 
 def test_ready_rows_wait_for_outstanding_drafts() -> None:
     rig = Rig()
+    rig.learn_latency(1, 0.002)
+    for rid in (2, 3):
+        rig.add(rid)
+    rig.prefill(2, 3)
+    asked = rig.now
+    rig.now += 0.001
+    rig.state.take_block("a", rig.block(2), rig.now)
+    assert asked + 0.002 < rig.state.next_step_at(rig.now) < asked + 0.1
+    rig.state.take_block("a", rig.block(3), rig.now)
+    assert rig.state.next_step_at(rig.now) <= rig.now
+
+
+@pytest.mark.parametrize(("gather", "waits"), [("when_free", False), ("wait_for_all", True)])
+def test_the_simple_rules_can_be_asked_for(gather: str, waits: bool) -> None:
+    rig = Rig()
+    rig.state.configure(SchedulingConfig(gather=gather))
     for rid in (1, 2):
         rig.add(rid)
     rig.prefill(1, 2)
     rig.state.take_block("a", rig.block(1), rig.now)
-    assert rig.state.next_step_at(rig.now) == rig.now + 1.0
+    assert rig.state.next_step_at(rig.now) == rig.now + 1.0 * waits
     rig.state.take_block("a", rig.block(2), rig.now)
     assert rig.state.next_step_at(rig.now) <= rig.now
 
@@ -468,6 +366,15 @@ def test_a_verifier_that_cannot_go_on_with_prefill_is_not_spun_on() -> None:
     assert rig.now < at < rig.now + 1
 
 
+def test_a_prompt_that_the_verifier_has_lost_count_of_is_not_forgotten() -> None:
+    rig = Rig()
+    rig.add(1)
+    step = rig.step()
+    rig.state.apply(rig.result(step, num_real_tokens=2, pending_prefill_tokens=0), rig.now)
+    assert rig.state.next_step_at(rig.now) <= rig.now
+    assert rig.step().prefill_budget > 0
+
+
 def test_requests_and_kv_are_bounded() -> None:
     rig = Rig(max_requests=2, kv_blocks=8)
     assert rig.state.fits(64)
@@ -488,10 +395,26 @@ def test_a_step_never_exceeds_the_verifiers_tokens() -> None:
     rig.state.apply(rig.result(step, prefilled=(0, 1, 2, 3, 4), pending_prefill_tokens=1), rig.now)
     rows = rig.state.ready_rows(rig.now)
     assert len(rows) == 3, "one token is left for the prefill"
-    assert rig.state.max_draft_tokens(3) == 0
+    assert rig.state.schedule(rows, now=rig.now) == [0] * 3
     step = rig.state.dispatch(rows, [0] * 3, rig.now)
     assert step.prefill_budget == 1
     rig.now += 1
     rig.state.apply(rig.result(step, prefilled=(5,)), rig.now)
     later = [request.rid for request in rig.state.ready_rows(rig.now)]
     assert later[:2] == [3, 4], "those that waited go first"
+
+
+def test_plain_rows_stay_together() -> None:
+    """A request that is done with its prompt joins the others when their step is back. Going ahead
+    alone, behind their running step, would make two groups of plain rows: two steps of one."""
+    rig = Rig()
+    rig.add(1, draft=False)
+    rig.prefill(1)
+    rig.add(2, draft=False)
+    both = rig.step()
+    assert both.rid.tolist() == [1]
+    rig.add(3, draft=False)
+    rig.now += 100.0
+    assert rig.state.next_step_at(rig.now) == math.inf, "the step in the air is long overdue"
+    rig.state.apply(rig.result(both, prefilled=(2,)), rig.now)
+    assert rig.step().rid.tolist() == [1, 2]

@@ -32,7 +32,8 @@ from tests.verifier_service.torch_targets import (
     reference_logits,
     save_llama,
 )
-from verifier_service.engine import Engine
+from verifier_service.engine import Engine, StepShape
+from verifier_service.profiling import measure_profile
 from verifier_service.torch_engine import TorchEngine
 
 NUM_NEW = 32
@@ -521,12 +522,41 @@ def test_scattered_requests_say_the_same(folder: Path, reference: Any) -> None:
     assert lane.emitted(8, 9) == reference_greedy(reference, prompt(9, 8), 8)
 
 
+def shape(num_tokens: int, context: int, **changes: int) -> StepShape:
+    return StepShape(num_tokens=num_tokens, context=context, **changes)
+
+
 def test_measuring_leaves_no_state(engine: TorchEngine, folder: Path) -> None:
-    for num_tokens, context in ((1, 0), (9, 40), (128, 128), (3, 511)):
-        assert engine.measure_step(num_tokens, context) > 0
+    shapes = [shape(1, 0), shape(9, 40), shape(128, 128), shape(3, 509), shape(5, 9, row_tokens=1)]
+    for one in (*shapes, shape(0, 17, num_prefill=40), shape(9, 0, num_prefill=3)):
+        assert engine.measure_step(one) > 0
     assert engine.step(make_step()).result.free_kv_blocks == engine.limits.kv_blocks
     small = make_engine(folder, kv_tokens=64)
-    assert small.measure_step(64, 40) > 0  # more rows than blocks: they share
+    assert small.measure_step(shape(64, 40)) > 0  # more rows than blocks: they share
     for num_tokens, context in ((0, 4), (129, 4), (1, 512), (1, 100)):
         with pytest.raises(InvalidRequest):
-            small.measure_step(num_tokens, context)
+            small.measure_step(shape(num_tokens, context))
+    with pytest.raises(InvalidRequest, match="KV"):
+        small.measure_step(shape(16, 8, num_prefill=60))
+    assert small.step(make_step()).result.free_kv_blocks == small.limits.kv_blocks
+
+
+@pytest.mark.parametrize("kv_tokens", [16, 64, 4096])
+def test_a_profile_of_whatever_the_kv_holds(folder: Path, kv_tokens: int) -> None:
+    small = make_engine(folder, kv_tokens=kv_tokens, max_requests=1)
+    profile = measure_profile(small, budget_s=0.2)
+    assert profile.num_tokens[0] == 1
+    assert profile.num_tokens[-1] == small.limits.max_step_tokens
+    assert min(profile.step_s) > 0
+    assert profile.fingerprint.startswith(f"{small.limits.model_fingerprint}/torch ")
+    assert small.step(make_step()).result.free_kv_blocks == small.limits.kv_blocks
+
+
+def test_a_measured_step_counts_as_a_real_one_does(engine: TorchEngine) -> None:
+    engine.step(make_step(admissions=(admission(1, prompt(12), 4),), prefill_budget=9))
+    first = engine.step(make_step(prefill_budget=9)).result
+    chunk = shape(0, 9, num_prefill=3)
+    assert first.num_prefill_tokens == 3
+    assert (first.sum_context, first.num_pairs) == (chunk.sum_context, chunk.num_pairs)
+    assert first.num_pairs == 10 + 11 + 12
+    engine.release_all()

@@ -29,11 +29,11 @@ from cluster.errors import (
 )
 from cluster.wire import FINISH_NONE, Admission, Step
 from verifier_service.acceptance import check_sampling, truncate
-from verifier_service.engine import CommittedRows, EngineLimits, StepOutcome
+from verifier_service.engine import CommittedRows, EngineLimits, StepOutcome, StepShape
 from verifier_service.projection import Projects
 from verifier_service.torch_engine.compute import Computed, compute
 from verifier_service.torch_engine.kv import BlockAllocator, KVCache
-from verifier_service.torch_engine.measure import synthetic_rows
+from verifier_service.torch_engine.measure import synthetic_step
 from verifier_service.torch_engine.model import TargetModel
 from verifier_service.torch_engine.report import Report
 from verifier_service.torch_engine.requests import (
@@ -137,17 +137,15 @@ class TorchEngine:
             self._release(rid)
 
     @torch.inference_mode()
-    def measure_step(self, num_tokens: int, context: int) -> float:
-        """See `Engine.measure_step`. Rows have up to 8 tokens.
-
-        Raises:
-            InvalidRequest: past the limits of a step or of a request.
-        """
+    def measure_step(self, shape: StepShape) -> float:
+        """See `Engine.measure_step`."""
         assert not self._requests, "profiling with requests in hand"
-        spans, rows = synthetic_rows(num_tokens, context, self._allocator, self._limits)
+        spans, rows = synthetic_step(shape, self._allocator, self._limits)
         try:
             started_s = time.perf_counter()
-            compute(self._model, self._cache, self._taps, spans, rows)
+            computed = compute(self._model, self._cache, self._taps, spans, rows)
+            if self._projection is not None and computed.features is not None:
+                self._projection(computed.features).cpu()
             return time.perf_counter() - started_s
         finally:
             for reservation in {span.reservation for span in spans}:

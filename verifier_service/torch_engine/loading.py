@@ -6,6 +6,7 @@ a checkpoint is served wrong in silence.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,7 +64,17 @@ def engine_limits(
         max_step_tokens=verifier.max_step_tokens,
         kv_block_tokens=verifier.kv_block_tokens,
         kv_blocks=verifier.kv_tokens // verifier.kv_block_tokens,
+        platform=_platform(loaded.device, loaded.dtype),
     )
+
+
+def _platform(device: torch.device, dtype: torch.dtype) -> str:
+    """What makes one replica's steps faster than another's, the machine's load apart."""
+    if device.type == "cuda":
+        where = torch.cuda.get_device_name(device)
+    else:
+        where = f"{device.type} {platform.machine()} {torch.get_num_threads()} threads"
+    return f"torch {torch.__version__} {where} {str(dtype).removeprefix('torch.')}"
 
 
 def load_target(folder: Path, *, device: torch.device, dtype: str = "auto") -> TargetModel:

@@ -10,6 +10,7 @@ import numpy as np
 from cluster.errors import DSparkError
 from cluster.wire import Failure, Step, StepResult
 from verifier_service.acceptance import RowVerdict
+from verifier_service.engine import num_pairs
 from verifier_service.torch_engine.requests import Request, Work
 
 
@@ -54,6 +55,7 @@ class Report:
             num_padded_tokens=num_tokens,
             num_prefill_tokens=sum(len(item.span.ids) for item in work if item.is_prefill),
             sum_context=sum(item.span.end for item in work),
+            num_pairs=sum(num_pairs(item.span.first, len(item.span.ids)) for item in work),
             step_s=step_s,
             free_kv_blocks=free_kv_blocks,
             pending_prefill_tokens=pending_prefill_tokens,

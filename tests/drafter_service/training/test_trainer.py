@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from cluster import atomic_file
+from cluster import tensor_file
 from cluster.drafter_spec import HeadKind
 from cluster.errors import (
     CheckpointError,
@@ -178,7 +178,7 @@ def test_a_disk_full_at_the_export_keeps_the_last_drafter_and_goes_on_later(
         raise SafetensorError("Error while serializing: I/O error: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(atomic_file, "save", full)
+        patch.setattr(tensor_file, "save", full)
         patch.setattr(LearningCurve, "best", -1.0)  # every evaluation exports
         with pytest.raises(StorageFull, match="drafter"):
             train(make_config())

@@ -1,0 +1,320 @@
+"""Whether to ask for a draft at all: per request and round, from history only. Pure.
+
+The paper drafts for every request in every round, also where no block can pay. Here a lane asks
+for as many blocks as raise its expected tokens per second (`router.draft_plan`), by what blocks
+were worth to each request so far (`router.draft_worth`), what verifying them costs by the live
+profile, and what drafting exposes, takes from a shared device, and is priced at
+(`router.draft_cost`). To ask for none is plain decoding: with right figures a lane is never slower
+than that but for its probes.
+
+Probes keep the figures right. A lane that asks for nothing drafts a whole round now and then; how
+often falls with what such a round is known to lose, to a fixed share of throughput in all. A
+request passed over beside others is asked once in a while. A lane whose drafter shares the
+verifier's device goes without drafts once in a while, to know what that would be like. Loads that
+were never met start with a few drafted rounds. A request that was not asked is asked again only if
+that pays a little more, and likewise a lane: near the point where it makes no difference nothing
+flaps.
+
+Exactness (rejection mode): the decision about a block is made before it is drafted, from load,
+times and blocks of earlier steps; probes are keyed draws of their own stream. It is the *asking*
+that is decided; a block that came is never dropped for what it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.config import SchedulingConfig
+from cluster.sampling import REGIMES
+from router.counters import LaneCounters
+from router.draft_cost import Drafting, Gap, SharedDevice, drafting
+from router.draft_plan import DraftPlan, Round, StepTimes, best_plan
+from router.draft_probes import probe
+from router.draft_worth import AS_VERIFIED, LEVELS, DraftWorth, Worth
+from router.drafter_book import DrafterBook
+from router.gate_rhythm import GateRhythm
+from router.lane_request import Emission, LaneRequest
+from router.recalibration import Recalibrator
+from router.slo import weights
+from router.step_load import StepLoad
+
+_LOOKS_AT_SURVIVAL: Final = ("adaptive", "causal", "lagged", "retrospective")
+_ROW_MARGIN: Final = 0.02
+"""A request that was passed over counts as worth so much less than its figures say."""
+_LANE_MARGIN: Final = 0.02
+"""A lane without drafts starts again for so much more tokens per second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """What the lane decodes at the moment of a decision."""
+
+    load: StepLoad
+    """Of a step of all its requests, without drafts."""
+    times: StepTimes
+    """Of the verifier."""
+    room: int
+    """Draft tokens that fit into a step."""
+    others: Sequence[LaneRequest] = ()
+    """Those that are not decided about now: in another step, or waiting for their blocks."""
+
+
+class DraftGate:
+    """The draft decisions of one lane.
+
+    Args:
+        book: drafters, with the profiles of their links.
+        recalibrator: of the confidences that blocks report.
+        counters: of the router.
+        device: identity of the verifier's device (`cluster.device_identity`); empty: not known, and
+            taken for one that no drafter is on.
+        scheduling: see `configure`.
+    """
+
+    def __init__(
+        self,
+        *,
+        book: DrafterBook,
+        recalibrator: Recalibrator,
+        counters: LaneCounters,
+        scheduling: SchedulingConfig,
+        device: str = "",
+    ) -> None:
+        self._book = book
+        self._counters = counters
+        self._device = device
+        self._worth = DraftWorth(recalibrator)
+        self._gap = Gap()
+        self._shared = SharedDevice()
+        self._latest_gap: tuple[float, float] | None = None
+        """The one before the step that comes back now, and as expected."""
+        self._asked: set[int] = set()
+        """Requests whose blocks were asked for behind their present anchors."""
+        self._chosen: set[int] = set()
+        """Requests for which asking was last expected to pay."""
+        self._promised: dict[int, NDArray[np.float64]] = {}
+        """By request: promised survival of the drafts that are in a step now."""
+        self._probed: set[int] = set()
+        """Requests for which was decided otherwise, to learn from the round that comes of it."""
+        self._rhythm = GateRhythm()
+        self._drafting = Drafting(np.zeros(1), np.zeros(1))
+        self._gain = self._gain_of_all = 1.0
+        self.configure(scheduling)
+
+    def configure(self, scheduling: SchedulingConfig) -> None:
+        """Follow this from the next step on."""
+        self._scheduling = scheduling
+        self._weighs = scheduling.policy in _LOOKS_AT_SURVIVAL
+
+    # --- decide -------------------------------------------------------------------------------
+
+    def ask(
+        self, rows: Sequence[LaneRequest], lengths: Sequence[int], decoding: Decoding
+    ) -> list[bool]:
+        """Whether to ask for a block behind each row of the step that goes now; learns from the
+        blocks that go with it.
+
+        Args:
+            rows: of the step.
+            lengths: draft tokens of each that are verified in it.
+            decoding: with these rows.
+        """
+        mine = _candidates(rows)
+        rids = {request.rid for request in mine}
+        due = self._rhythm.tick(decoding.load.num_rows)
+        if not self._scheduling.gate_drafts:
+            chosen = rids
+        elif due or not self._probed.isdisjoint(request.rid for request in rows):
+            chosen = self._choose(mine, rids, decoding) if mine else rids
+            self._see(rows, lengths)
+        else:
+            chosen = rids & self._chosen
+        self._asked.difference_update(request.rid for request in rows)
+        self._asked.update(chosen)
+        self._count(len(chosen), len(rids))
+        return [request.rid in chosen for request in rows]
+
+    def ask_first(self, request: LaneRequest, decoding: Decoding) -> bool:
+        """Whether to ask for the block behind the prompt of a request that is admitted now.
+
+        Args:
+            decoding: with this request.
+        """
+        if not _candidates([request]):
+            return False
+        asked = True
+        is_new = self._rhythm.is_new(decoding.load.num_rows)
+        if self._scheduling.gate_drafts and not is_new and self._worth.is_known([request]):
+            asked = bool(self._plan([request], decoding).chosen[0])
+        if asked:
+            self._asked.add(request.rid)
+            self._chosen.add(request.rid)
+        self._count(asked, 1)
+        return asked
+
+    def _choose(self, mine: Sequence[LaneRequest], rids: set[int], decoding: Decoding) -> set[int]:
+        """Which of ``mine``, rows that can be drafted for, to ask for: request ids."""
+        self._probed -= rids
+        num_rows = decoding.load.num_rows
+        if self._rhythm.is_new(num_rows) or not self._worth.is_known(mine):
+            self._drafting = self._drafting_of(mine)
+            self._probed |= rids
+            self._chosen |= rids
+            return set() if self._rhythm.begin(num_rows) and self._shares(mine) else rids
+        plan = self._plan(mine, decoding)
+        self._gain, self._gain_of_all = plan.gain, plan.gain_of_all
+        self._rhythm.round_s = plan.plain_s
+        chosen = {r.rid for r, yes in zip(mine, plan.chosen, strict=False) if yes}
+        self._counters.expected_gain += (
+            self._rhythm.num_since * plan.accepted * len(mine) / len(plan.chosen)
+        )
+        self._chosen = (self._chosen - rids) | chosen
+        probed = probe(
+            mine,
+            chosen,
+            plan,
+            num_rounds=self._rhythm.num_since,
+            shared=self._shares(mine),
+        )
+        self._counters.num_draft_probes += len(probed ^ chosen)
+        self._probed |= probed ^ chosen
+        return probed
+
+    def _plan(self, mine: Sequence[LaneRequest], decoding: Decoding) -> DraftPlan:
+        """The best plan for these and all others that can be drafted for, these first."""
+        candidates = [*mine, *_candidates(decoding.others)]
+        expected = self._worth.expect(self._worth.rows(candidates))
+        part, levels = slice(AS_VERIFIED, None), LEVELS[:1]
+        if self._weighs:
+            part, levels = slice(0, AS_VERIFIED), LEVELS
+        trust_C = [1.0 if r.rid in self._chosen else 1 - _ROW_MARGIN for r in candidates]
+        worth = Worth(
+            expected.accepted[:, part] * np.array(trust_C)[:, None],
+            expected.verified[:, part],
+        )
+        self._drafting = self._drafting_of(candidates)
+        shared = self._shares(candidates)
+        plain_factor, drafted_factor = self._shared.factors if shared else (1.0, 1.0)
+        weight_C = weights(candidates)
+        facts = Round(
+            load=decoding.load,
+            times=decoding.times,
+            room=decoding.room,
+            total_weight=float(weight_C.sum()) + decoding.load.num_rows - len(candidates),
+            gap_s=self._gap.seconds,
+            plain_factor=plain_factor,
+            drafted_factor=drafted_factor,
+            takes_turns=not shared and self._scheduling.gather != "wait_for_all",
+        )
+        least_gain = 1.0 if self._chosen else 1.0 + _LANE_MARGIN
+        return best_plan(
+            worth, levels, self._drafting, facts, weight_C=weight_C, least_gain=least_gain
+        )
+
+    def _drafting_of(self, candidates: Iterable[LaneRequest]) -> Drafting:
+        """What it takes to draft for some of these."""
+        refs = [r.drafter for r in candidates if r.drafter is not None]
+        return drafting(self._book, refs, price=self._scheduling.draft_price)
+
+    def _shares(self, requests: Iterable[LaneRequest]) -> bool:
+        """Whether the verifier's device drafts for any of these."""
+        devices = {r.drafter.device for r in requests if r.drafter is not None}
+        return bool(self._device) and self._device in devices
+
+    def _count(self, num_asked: int, num_wanted: int) -> None:
+        self._counters.num_draft_asks += num_asked
+        self._counters.num_drafts_gated += num_wanted - num_asked
+
+    # --- learn --------------------------------------------------------------------------------
+
+    def _see(self, rows: Sequence[LaneRequest], lengths: Sequence[int]) -> None:
+        """Learn from the blocks that go into a step, and from those that should have."""
+        drafted, verified, late, plain = [], [], [], []
+        for request, length in zip(rows, lengths, strict=True):
+            if request.block is not None:
+                drafted.append(request)
+                verified.append(length)
+            elif request.rid in self._asked and request.drafter is not None:
+                late.append(request)
+            else:
+                plain.append(request)
+        self._worth.pass_over(plain, num_rounds=self._rhythm.num_since)
+        self._rhythm.num_since = 0
+        self._worth.miss(late)
+        promised = self._worth.see(drafted, np.array(verified, np.int64))
+        self._promised.update(zip((r.rid for r in drafted), promised, strict=True))
+
+    def judge(self, emissions: Iterable[Emission]) -> None:
+        """What the rows of a step came to."""
+        told = [e for e in emissions if e.num_verified and e.rid in self._promised]
+        promised = [self._promised.pop(e.rid) for e in told]
+        self._worth.judge(
+            [e.rid for e in told],
+            promised,
+            np.array([e.num_accepted for e in told], np.int64),
+        )
+
+    def time_step(self, *, drafted: bool, step_s: float, predicted_s: float) -> None:
+        """How long a step took, after the gap of which `time_gap` was told.
+
+        Args:
+            drafted: blocks were drafted for it, or beside it.
+        """
+        if self._latest_gap is None:
+            return
+        gap_s, expected_gap_s = self._latest_gap
+        self._latest_gap = None
+        self._shared.observe(
+            drafted=drafted, round_s=step_s + gap_s, predicted_s=predicted_s + expected_gap_s
+        )
+
+    def time_gap(self, gap_s: float, num_asked: int) -> None:
+        """How long the verifier lay idle though there was work.
+
+        Args:
+            num_asked: blocks that the step before had asked for.
+        """
+        latency_n = self._drafting.latency_s
+        latency_s = float(latency_n[min(num_asked, len(latency_n) - 1)])
+        if latency_s or not num_asked:  # else the drafter is new, and nothing was expected of it
+            self._latest_gap = (gap_s, self._gap.seconds + latency_s)
+        self._gap.observe(gap_s, latency_s)
+
+    def forget(self, rid: int) -> None:
+        """A request is over."""
+        self._worth.forget(rid)
+        self._asked.discard(rid)
+        self._chosen.discard(rid)
+        self._probed.discard(rid)
+        self._promised.pop(rid, None)
+
+    def figures(self) -> dict[str, float]:
+        """What the gate goes by, for metrics.
+
+        ``gain`` is the expected tokens per second of what it chose, ``gain_of_all`` of asking for
+        every block, both over plain decoding; ``slow_down`` how many times longer a drafted round
+        takes on a shared device, beyond what is predicted; ``gap_s`` the time between steps,
+        drafting apart;
+        ``accepted`` and ``honesty`` of each regime the drafts of a whole block that are expected
+        to be accepted, and how many are for one that is promised.
+        """
+        plain, drafted = self._shared.factors
+        figures = {
+            "gain": self._gain,
+            "gain_of_all": self._gain_of_all,
+            "slow_down": drafted / plain,
+            "gap_s": self._gap.seconds,
+        }
+        for regime in REGIMES:
+            accepted, honesty = self._worth.mean(regime)
+            figures |= {f"{regime}.accepted": accepted, f"{regime}.honesty": honesty}
+        return figures
+
+
+def _candidates(requests: Iterable[LaneRequest]) -> list[LaneRequest]:
+    return [r for r in requests if r.drafter is not None and r.wants_draft]
