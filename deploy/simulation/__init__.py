@@ -1,0 +1,1 @@
+"""The lanes of a cluster over simulated engines, on a virtual clock (``dspark simulate``)."""
