@@ -26,9 +26,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.config import ModelConfig, VerifierConfig
+from verifier_service.engine import StepShape
 from verifier_service.torch_engine import TorchEngine, load_engine
 from verifier_service.torch_engine.compute import compute
-from verifier_service.torch_engine.measure import synthetic_rows
+from verifier_service.torch_engine.measure import synthetic_step
 
 SIZES = (1, 2, 4, 6, 8, 16, 32, 64)
 CONTEXTS = (128, 512)
@@ -109,7 +110,8 @@ def our_step(
 ) -> tuple[Callable[[], object], Callable[[], None]]:
     """The engine's own step (layout, forward, greedy acceptance), and how to clean up."""
     allocator = engine._allocator
-    spans, rows = synthetic_rows(size, context, allocator, engine.limits, row_tokens=width)
+    shape = StepShape(num_tokens=size, row_tokens=width, context=context)
+    spans, rows = synthetic_step(shape, allocator, engine.limits)
 
     def release() -> None:
         for reservation in {span.reservation for span in spans}:

@@ -17,11 +17,16 @@ from cluster.errors import DSparkError
 _COMMANDS: Final = {
     "serve": ("dspark.commands.serve", "serve a model until Ctrl-C"),
     "generate": ("dspark.commands.generate", "send one prompt to a server and print the answer"),
+    "scheduling": ("dspark.commands.scheduling", "show and change how a server's lanes decide"),
+    "bench": ("dspark.commands.bench", "measure a running server under load"),
+    "profile": ("dspark.commands.profile", "measure or show how long a verifier's steps take"),
     "demo": ("dspark.demo.command", "serve locally, decode twelve prompts with and without drafts"),
     "models": ("dspark.commands.models", "fetch and list models"),
     "calibrate": ("dspark.commands.calibrate", "fit a drafter's confidence to held-out rounds"),
     "train": ("dspark.commands.train", "train a drafter for a target"),
     "eval": ("dspark.commands.eval", "measure drafters on a file of prompts"),
+    "simulate": ("dspark.commands.simulate", "play a cluster on a virtual clock"),
+    "plan": ("dspark.commands.plan", "find the cheapest pools for given traffic and promises"),
     "export": ("dspark.commands.export", "write a drafter in another format"),
 }
 """Modules with ``add_arguments(parser)`` and ``run(args) -> int``."""

@@ -1,4 +1,4 @@
-"""The file that an evaluation writes: what may be written over."""
+"""The file that a measurement writes: what may be written over."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ PICTURES_BY_DRAFTER: Final = ("thresholds-", "reliability-")
 """Starts of the names of those that there is one of for each drafter."""
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *, mark: str = "rows") -> None:
     """Find out before the work, not after it, whether its result can be written.
+
+    Args:
+        mark: a key that every report of this kind has.
 
     Raises:
         ConfigError: it cannot, or would replace something that is no report.
@@ -24,7 +27,7 @@ def check_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise ConfigError(f"--json: {path} is a folder", hint="name a file")
-        if path.exists() and not _is_report(path):
+        if path.exists() and not _is_report(path, mark):
             raise ConfigError(
                 f"--json: {path} exists and is no report", hint="name another file, or delete it"
             )
@@ -49,9 +52,9 @@ def remove_pictures(path: Path) -> None:
                 picture.unlink()
 
 
-def _is_report(path: Path) -> bool:
+def _is_report(path: Path, mark: str) -> bool:
     try:
         value = parse_json(path.read_bytes())
     except ValueError:
         return False
-    return isinstance(value, dict) and "rows" in value
+    return isinstance(value, dict) and mark in value

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from cluster.tiers import TIER_WEIGHTS
 from dspark.client import DEFAULT_ADDRESS, Client
 from dspark.messages import Options, Usage
 
@@ -24,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("coupled", "rejection"))
     parser.add_argument("--stop", action="append", metavar="STRING", help="may be repeated")
     parser.add_argument("--deadline", type=float, dest="deadline_s", metavar="SECONDS")
+    parser.add_argument("--target-tokens-per-s", type=float, metavar="RATE", help="to aim at")
+    parser.add_argument("--tier", choices=tuple(TIER_WEIGHTS), help="default standard")
     parser.add_argument("--no-draft", action="store_false", dest="draft", default=None)
     parser.add_argument("--usage", action="store_true", help="print counts to standard error")
 

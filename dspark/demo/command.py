@@ -15,7 +15,7 @@ from rich.console import Console
 
 from cluster.config import Config
 from cluster.errors import ConfigError, DSparkError
-from dspark.client import AsyncClient
+from dspark.async_client import AsyncClient
 from dspark.configuration import add_config_arguments, config_from
 from dspark.demo.figures import Answer, Side, as_json, differences, summarise, verdict
 from dspark.demo.prompts import PROMPTS, Prompt

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from dspark.bench.figures import draft_figures
 from dspark.messages import Usage
 
 NEAR_TIE: Final = 1e-3
@@ -63,16 +64,16 @@ def summarise(answers: Sequence[Answer], wall_s: float) -> Side:
     Args:
         wall_s: seconds from the first request's sending to the last one's end.
     """
-    new = sum(answer.usage.completion_tokens for answer in answers)
-    rounds = sum(answer.usage.rounds for answer in answers)
+    usages = [answer.usage for answer in answers]
+    drafts = draft_figures(usages)
+    new = sum(usage.completion_tokens for usage in usages)
     return Side(
         tokens_per_s_user=_mean([a.usage.completion_tokens / a.total_s for a in answers]),
         tokens_per_s_total=new / wall_s,
-        # The first token of each answer comes from the prefill, not from a round.
-        accepted_length=(new - len(answers)) / rounds if rounds else 1.0,
-        proposed=sum(answer.usage.proposed for answer in answers),
-        verified=sum(answer.usage.verified for answer in answers),
-        accepted=sum(answer.usage.accepted for answer in answers),
+        accepted_length=drafts["accepted_length"] or 1.0,
+        proposed=drafts["proposed"],
+        verified=drafts["verified"],
+        accepted=drafts["accepted"],
         ttft_s=_mean([answer.first_s for answer in answers]),
     )
 

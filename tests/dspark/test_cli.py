@@ -26,6 +26,7 @@ def test_generate_streams_the_answer(
     fake: FakeDSpark, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["generate", "Hi", "--address", address, "--max-tokens", "7", "--seed", "3"]
+    command += ["--target-tokens-per-s", "9", "--tier", "batch"]
     assert main([*command, "--temperature", "0.5", "--stop", "x", "--no-draft", "--usage"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "".join(WORDS) + "\n"
@@ -34,6 +35,7 @@ def test_generate_streams_the_answer(
     assert request.chat.messages[0].content == "Hi"
     assert (request.max_tokens, request.sampling.seed, request.draft) == (7, 3, False)
     assert request.sampling.temperature == 0.5
+    assert (request.target_tokens_per_s, request.tier) == (9.0, "batch")
     assert list(request.stop) == ["x"]
 
 

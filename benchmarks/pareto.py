@@ -1,0 +1,97 @@
+"""Total against per-user tokens/s: how much of each block to verify, and whether to draft at all.
+
+    python benchmarks/pareto.py --out pareto.json [--minutes 25] [--prompts FILE.jsonl]
+
+One server with the embedded pair; ``none`` (plain requests, nothing is drafted), ``fixed:2``,
+``fixed:4`` and ``full`` (always drafted, so many verified) and ``adaptive`` (all defaults) take
+turns at 1, 4, 16 and 64 users (`dspark.bench.interleaved`). The report holds every block, the means
+and adaptive's paired ratios to the others with their lower 90% bounds; ``best fixed`` is chosen at
+each number of users in hindsight. Run it on an otherwise idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import comparing
+
+from cluster.errors import DSparkError
+from dspark.bench.comparison import best_of, crowds, draw_frontier, rates_by_setting, ratios_to
+from dspark.bench.interleaved import Setting
+
+USERS = (1, 4, 16, 64)
+FIXED = ("fixed:2", "fixed:4")
+SETTINGS = (
+    Setting(name="none", scheduling={"policy": "none"}, asked={"draft": False}),
+    *(
+        Setting(name=name, scheduling={"policy": name, "gate_drafts": False})
+        for name in (*FIXED, "full")
+    ),
+    Setting(name="adaptive", scheduling={"policy": "adaptive"}),
+)
+REQUIRED = {
+    "none": dict.fromkeys(USERS, 0.97),
+    "full": {1: 0.97, 64: 1.15},
+    "best fixed": dict.fromkeys(USERS, 0.97),
+}
+"""What the lower bounds should reach."""
+
+
+def summarise(blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Means, and adaptive's ratios to everything else; a bound takes two repeats."""
+    ratios = ratios_to(blocks, "adaptive", ("none", *FIXED, "full"))
+    for users in crowds(blocks):
+        best = best_of(blocks, users, FIXED)
+        (ratio,) = (r for r in ratios if (r["users"], r["to"]) == (users, best))
+        ratios.append(ratio | {"to": "best fixed"})
+    for ratio in ratios:
+        required = REQUIRED.get(ratio["to"], {}).get(ratio["users"])
+        if required is not None and ratio["lower"] is not None:
+            ratio |= {"required": required, "holds": ratio["lower"] >= required}
+    return {"rates": rates_by_setting(blocks), "adaptive_to": ratios}
+
+
+def lines(summary: dict[str, Any]) -> Iterator[str]:
+    """The summary as text."""
+    for row in summary["rates"]:
+        length = row["accepted_length"] or 0.0
+        yield (
+            f"{row['users']:3d} users {row['setting']:<9s} {row['tokens_per_s_total']:7.1f} "
+            f"tokens/s in all {row['tokens_per_s_user']:7.2f} per user, accepted {length:.2f}, "
+            f"{row['verified_per_round'] or 0.0:.2f} drafts verified per round"
+        )
+    for ratio in summary["adaptive_to"]:
+        lower = "" if ratio["lower"] is None else f", 90% bound {ratio['lower']:.3f}"
+        verdict = "" if "holds" not in ratio else ("  ok" if ratio["holds"] else "  MISSED")
+        sides = f"{ratio['users']:3d} users: adaptive / {ratio['to']:<10s}"
+        yield f"{sides} = {ratio['ratio']:.3f}{lower}{verdict}"
+
+
+def draw(report: dict[str, Any]) -> bytes:
+    """The frontier."""
+    order = [setting["name"] for setting in report["plan"]["settings"]]
+    return draw_frontier(
+        report["summary"]["rates"], order, f"{report['machine']}, closed loop, interleaved"
+    )
+
+
+def main() -> int:
+    """Measure, print, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    comparing.add_arguments(parser, users=USERS)
+    comparison = comparing.Comparison(
+        settings=SETTINGS, users=USERS, summarise=summarise, lines=lines, draw=draw
+    )
+    try:
+        comparing.run(parser.parse_args(), comparison)
+    except DSparkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Load against a running server, and what comes of it. Neither torch nor Ray behind it."""

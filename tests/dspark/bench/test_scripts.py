@@ -1,0 +1,60 @@
+"""The comparing benchmarks against a scripted server: they run, go on where they were, refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.conftest import REPO
+from tests.dspark.fake_server import FakeDSpark
+
+
+@pytest.fixture
+def pareto(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(REPO / "benchmarks"))
+    import comparing  # type: ignore[import-not-found]
+    import pareto  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(comparing, "LEAST_MEASURE_S", 0.05)
+    module: ModuleType = pareto
+    return module
+
+
+def test_pareto_measures_what_its_report_lacks(
+    fake: FakeDSpark,
+    address: str,
+    pareto: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "pareto.json"
+    command = ["pareto.py", "--out", str(out), "--address", address, "--minutes", "0.001"]
+    command += ["--users", "1", "2", "--settle", "0.01"]
+    monkeypatch.setattr("sys.argv", [*command, "--repeats", "2"])
+    assert pareto.main() == 0
+    assert "adaptive / best fixed" in capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert len(report["blocks"]) == 2 * 2 * 5
+    assert str(tmp_path) not in out.read_text(), "no path of this machine"
+    (ratio,) = (r for r in report["summary"]["adaptive_to"] if (r["users"], r["to"]) == (1, "none"))
+    assert ratio["required"] == 0.97
+    assert ratio["holds"] == (ratio["lower"] >= 0.97)
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert fake.scheduling == {"policy": "adaptive", "gate_drafts": "true"}, "as it was found"
+
+    fake.requests.clear()
+    assert pareto.main() == 0
+    assert not fake.requests, "everything is there already"
+    monkeypatch.setattr("sys.argv", [*command, "--repeats", "3"])
+    assert pareto.main() == 0
+    longer = json.loads(out.read_text())["blocks"]
+    assert longer[:20] == report["blocks"]
+    assert {block["repeat"] for block in longer[20:]} == {2}
+
+    monkeypatch.setattr("sys.argv", [*command, "--seed", "5"])
+    assert pareto.main() == 2
+    assert "of another plan" in capsys.readouterr().err
