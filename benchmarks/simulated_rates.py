@@ -135,7 +135,7 @@ def draw(rows: list[dict], picture: Path) -> None:
             )
         axis.axhspan(1 - BOUND, 1 + BOUND, color="#dddddd", zorder=0)
         axis.axhline(1, color="black", linewidth=0.8)
-        axis.set(xlabel=f"{key}, events", ylim=(0.8, 1.2))
+        axis.set(xlabel=f"{key}, events", ylim=(0.7, 1.35))
         if key.endswith(("per_s", "user")):
             axis.set_xscale("log")
     axes[0].set_ylabel("rate model over events")

@@ -91,7 +91,8 @@ def _times(axis: Any, profile: ProfileSnapshot) -> None:
     errors = f"residuals by time: median error {profile.median_error:.1%}"
     alarms = f", alarms: {', '.join(profile.alarms)}" if profile.alarms else ""
     below = f"(mean {profile.mean_error:.1%}, equal steps differ by {profile.spread:.1%}{alarms})"
-    axis.set(xlabel="step", title=f"{errors}\n{below}")
+    title = f"{errors}\n{below}" if profile.num_steps else "residuals by time: no steps yet"
+    axis.set(xlabel="step", title=title)
     axis.title.set_fontsize(10)
 
 

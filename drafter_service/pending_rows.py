@@ -75,7 +75,7 @@ class PendingRows:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._held: dict[Key, _Held] = {}
         self.num_bytes = 0
 
@@ -116,7 +116,7 @@ class PendingRows:
     def take_overdue(self) -> list[tuple[DraftSession, list[NewRows]]]:
         """Whole sessions, the longest waiting first, until the rest is within the bound."""
         overdue = []
-        while self.num_bytes > self._max_bytes:
+        while self.num_bytes > self.max_bytes:
             session = next(iter(self._held.values())).session
             overdue.append((session, self.take(session)))
         return overdue

@@ -17,6 +17,7 @@ from dspark.client import (
     CHANNEL_OPTIONS,
     DEFAULT_ADDRESS,
     Collected,
+    checked_address,
     metadata_of,
     typed_error,
 )
@@ -85,7 +86,7 @@ class AsyncClient:
         application: str = "",
         timeout_s: float | None = None,
     ) -> None:
-        self.address = address
+        self.address = checked_address(address)
         self._timeout_s = timeout_s
         self._metadata = metadata_of(token, application)
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)

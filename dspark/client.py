@@ -15,7 +15,7 @@ import grpc
 from cluster.api import dspark_v1_pb2 as pb
 from cluster.api import dspark_v1_pb2_grpc as rpc
 from cluster.environment import auth_token
-from cluster.errors import DSparkError
+from cluster.errors import ConfigError, DSparkError
 from cluster.status import error_of
 from dspark.messages import (
     Chunk,
@@ -131,7 +131,7 @@ class Client:
         application: str = "",
         timeout_s: float | None = None,
     ) -> None:
-        self.address = address
+        self.address = checked_address(address)
         self._timeout_s = timeout_s
         self._metadata = metadata_of(token, application)
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -206,6 +206,18 @@ class Client:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise typed_error(error, self.address) from error
+
+
+def checked_address(address: str) -> str:
+    """The address, if gRPC does not read another one out of it: it wraps large ports around.
+
+    Raises:
+        ConfigError: empty, or a port out of range.
+    """
+    host, _, port = address.rpartition(":")
+    if not address.strip() or (host and port.isdecimal() and not 0 < int(port) < 1 << 16):
+        raise ConfigError(f"no address: {address!r}", hint="HOST:PORT, the port from 1 to 65535")
+    return address
 
 
 def metadata_of(token: str | None, application: str) -> tuple[tuple[str, str], ...]:

@@ -47,7 +47,9 @@ def figures(profile: ProfileSnapshot) -> list[str]:
     """Lines on how good it is."""
     lines = [
         f"measured with: {profile.fingerprint or 'not said'}",
-        f"{profile.num_steps} steps: predicted times are off by {profile.median_error:.1%} "
+        "no steps yet: nothing is known of how good the predictions are"
+        if not profile.num_steps
+        else f"{profile.num_steps} steps: predicted times are off by {profile.median_error:.1%} "
         f"(median), {profile.mean_error:.1%} (mean); equal steps differ by {profile.spread:.1%}",
         f"machine now {profile.scale:.2f} times as slow as at start; "
         f"{1e3 * profile.overhead_s:.1f} ms pass between steps",

@@ -41,6 +41,22 @@ def check_writable(path: Path, *, mark: str = "rows") -> None:
         ) from error
 
 
+def check_folder(path: Path, flag: str) -> None:
+    """Make the folder that pictures go to, before the work.
+
+    Raises:
+        ConfigError: it cannot be made or written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{flag}: cannot write to {path}: {error.strerror}", hint="name a folder of yours"
+        ) from error
+
+
 def remove_pictures(path: Path) -> None:
     """Delete the pictures of an earlier report at ``path``: they are not this one's."""
     start = f"{path.stem}-"

@@ -83,6 +83,7 @@ class Departures:
             rows={row.request.rid: row for row in planned},
             blocks={r.rid: r.block for r in rows if r.block is not None},
             drafting=frozenset(r.rid for r in rows if r.drafting),
+            rebound=frozenset(rebind.rid for rebind in rebinds),
             num_asked=sum(asks),
             num_admitted=sum(len(request.ids) for request in queued),
             num_prefill=num_prefill,

@@ -16,8 +16,9 @@ from router.draft_plan import DraftPlan
 from router.lane_request import LaneRequest
 
 _LOSS: Final = 0.0025
-"""Share of throughput that drafted rounds may cost where drafting does not pay."""
-_MOST: Final = 1 / 48
+"""Share of throughput that drafted rounds may cost where drafting does not pay. They come in pairs.
+"""
+_MOST: Final = 1 / 64
 _ROWS: Final = 1 / 64
 _PLAIN: Final = 1 / 64
 _CLEARLY_PAYS: Final = 1.3

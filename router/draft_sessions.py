@@ -32,6 +32,9 @@ class DraftSessions:
         self._fingerprint = fingerprint
         self._book = book
         self._counters = counters
+        self._behind: dict[str, float] = {}
+        """By drafter: when it was last asked for a block of a session that is behind. All that it
+        was asked for at that time waits for it."""
 
     # --- sessions -----------------------------------------------------------------------------
 
@@ -76,6 +79,10 @@ class DraftSessions:
             self._book.unbind(request.rid, request.drafter.drafter_id)
             request.drafter = None
 
+    def catches_up(self, asked: float) -> bool:
+        """Whether a drafter has to catch up before it has the blocks that were asked for then."""
+        return asked in self._behind.values()
+
     # --- blocks -------------------------------------------------------------------------------
 
     def expect(self, request: LaneRequest, now: float) -> None:
@@ -86,6 +93,8 @@ class DraftSessions:
             request.enter(Phase.READY, now)
             return
         request.asks[request.anchor] = now
+        if request.behind:
+            self._behind[drafter.drafter_id] = now
         while len(request.asks) > _KEPT_ASKS:
             del request.asks[min(request.asks)]
         request.due = now + link.wait_s()
@@ -121,7 +130,13 @@ class DraftSessions:
         asked = request.asks.pop(block.anchor, None)
         if asked is not None and (link := self._book.link(drafter_id)):
             each = 1 / max(block.batch_size, 1)
-            link.observe(block.batch_size, block.draft_s, now - asked, weight=each)
+            link.observe(
+                block.batch_size,
+                block.draft_s,
+                now - asked,
+                weight=each,
+                usual=self._behind.get(drafter_id) != asked,
+            )
         if block.anchor != request.anchor:
             self._counters.stale["anchor"] += 1
         elif asked is None:

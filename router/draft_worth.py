@@ -42,12 +42,13 @@ NUM_LEVELS: Final = AS_VERIFIED + 1
 
 _OWN_KEPT: Final = 0.9
 """Of a request's curves, with each new block of its own."""
-_OWN_KEPT_PLAIN: Final = 0.985
-"""With each round without one."""
+_KEPT_PLAIN: Final = 0.98
+"""Of those, and of the weight of a mean, with each round without one."""
 _OWN_PRIOR: Final = 3.0
 """Blocks that the mean of the regime weighs as much as."""
-_MEAN_KEPT: Final = 1 - 1 / 16
-"""Of the mean of a regime, with each round of which there are blocks."""
+_MEAN_KEPT: Final = 1 - 1 / 32
+"""Of the mean of a regime, with each block: over several requests, not over the latest one's, or a
+single text that drafts badly would stand for all that follow."""
 _FIRST_SURVIVAL: Final = np.power(0.8, np.arange(1, 8))
 """Of the block that is expected before any was seen: hopeful, so that drafting is tried."""
 _FIRST_WEIGHT: Final = 4.0
@@ -154,10 +155,14 @@ class DraftWorth:
         """Rounds without a block: what is known of these requests fades."""
         if requests:
             row_R = self.rows(requests)
-            kept = _OWN_KEPT_PLAIN**num_rounds
+            kept = _KEPT_PLAIN**num_rounds
             self._curves[row_R] *= kept
             self._weight[row_R] *= kept
             self._kept[row_R] *= kept
+            # What was true when there were blocks must not outweigh the next one for ever.
+            regimes = np.unique(self._regime[row_R])
+            faded = self._mean_weight[regimes] * kept
+            self._mean_weight[regimes] = np.maximum(faded, _FIRST_WEIGHT)
 
     def judge(self, rids: Sequence[int], promised: Sequence[F64], accepted_R: I64) -> None:
         """What became of verified drafts.
@@ -196,7 +201,7 @@ class DraftWorth:
         regime_R = self._regime[row_R]
         for regime in np.unique(regime_R):
             new = curves_R[regime_R == regime]
-            weight = self._mean_weight[regime] * _MEAN_KEPT
+            weight = self._mean_weight[regime] * _MEAN_KEPT ** len(new)
             total = self._mean[regime] * weight + new.sum(axis=0)
             self._mean_weight[regime] = weight + len(new)
             self._mean[regime] = total / self._mean_weight[regime]

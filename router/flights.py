@@ -7,7 +7,7 @@ predicted ends are off. So a step can be handed over just before the running one
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,6 +32,8 @@ class Flight:
     """By request: what it has in the step."""
     drafting: frozenset[int]
     """Rows whose last round had asked for a block, whether it came or not."""
+    rebound: frozenset[int]
+    """Requests whose draft sessions it opens anew."""
     num_asked: int
     """Rows that ask for their next block."""
     num_admitted: int
@@ -41,6 +43,11 @@ class Flight:
     sent: float
     predicted_s: float
     """Time of the step by itself."""
+
+    def asked(self) -> Counter[str]:
+        """Blocks that its rows ask for, by drafter; those that have lost theirs get none."""
+        drafters = (row.request.drafter for row in self.rows.values() if row.want_draft)
+        return Counter(drafter.drafter_id for drafter in drafters if drafter is not None)
 
 
 class _Mean:

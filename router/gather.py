@@ -2,7 +2,8 @@
 
 Two questions. *Which steady regime is best?* With k groups of rows that take turns, a cycle takes
 ``max(k T(R/k), T(R/k) + D)`` seconds: the verifier is either always busy, or waits for the drafts
-of the one group, ``D`` seconds behind its result. One group wins where a step costs much by itself
+of the one group, ``D`` seconds behind its result; and no cycle is shorter than what the drafters
+need for k batches. One group wins where a step costs much by itself
 (two half-full steps cost as much as two full ones), more groups win where steps are about
 proportional to their rows, for then drafting hides behind verifying. *And now?* With fewer rows
 ready than a group has, the lane waits for as long as the rows that it waits for are worth: the
@@ -22,6 +23,8 @@ from router.roster import Latency, Wave
 
 _STICKY: Final = 0.05
 """A regime is left for one that is better by this share: none changes back and forth."""
+_OUT_OF_STEP: Final = 0.04
+"""What groups lose, as a share, for they never quite keep turns. Everybody together does not."""
 _HOPELESS: Final = 1.3
 """More groups are not looked at once a cycle takes so much longer than the best."""
 
@@ -44,6 +47,8 @@ class Crew:
     """That the round of a drafting request emits, at least 1."""
     latency: Latency
     """Of their blocks, from the result of a step."""
+    draft_s: Callable[[int], float] = lambda num_blocks: 0.0
+    """For how long a batch of so many blocks keeps a drafter busy: it takes one after the other."""
     link_s: float = 0.0
     """To the verifier and back."""
     turn_s: float = 0.0
@@ -79,6 +84,8 @@ def steady_regime(crew: Crew, step_s: StepTime, *, num_groups: int) -> Regime:
     for k in _group_counts(crew.num_drafting):
         rate = _rate(crew, step_s, k)
         score = rate * (1 + _STICKY) if k == num_groups else rate
+        if k > 1:
+            score *= 1 - _OUT_OF_STEP
         if score > best_score:
             best, best_rate, best_score = k, rate, score
         elif score * _HOPELESS < best_score:
@@ -140,7 +147,8 @@ def _rate(crew: Crew, step_s: StepTime, k: int) -> float:
     if crew.shares_device:
         busy_s += num_steps * crew.latency.mean_s
     alone_s = one_s + crew.link_s + crew.latency.mean_s + crew.latency.deviation_s
-    cycle_s = max(busy_s, alone_s)
+    drafters_s = num_full * crew.draft_s(group) + (crew.draft_s(rest) if rest else 0.0)
+    cycle_s = max(busy_s, alone_s, drafters_s)
     return (crew.num_drafting * crew.tokens_per_row + num_steps * crew.num_plain) / cycle_s
 
 

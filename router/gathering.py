@@ -15,6 +15,7 @@ from router.drafter_book import DrafterBook
 from router.flights import MOST, Flight, Flights
 from router.gather import Crew, Regime, go_at, steady_regime
 from router.lane_request import DECODING, LaneRequest, Phase
+from router.link_profile import LinkProfile
 from router.prompt_budget import chunk_tokens, least_chunk
 from router.roster import Latency, Roster, Wave
 from router.row_means import RowMeans
@@ -158,8 +159,11 @@ class Gathering:
         steps = self._flights.steps
         flying = sum(flight.num_admitted - flight.num_prefill for flight in steps)
         pending = max(self.pending_prefill + flying, 0)
-        if not (pending or steps) and self._roster.within(Phase.PREFILLING):
-            pending = 1  # whatever the verifier says: some prompt is not done
+        # Whatever the verifier says: none are left where no prompt is, some where one is not done.
+        if not self._roster.within(Phase.PREFILLING):
+            pending = 0
+        elif not (pending or steps):
+            pending = 1
         return pending + self._roster.num_queued_tokens
 
     def prefill_tokens(self, num_rows: int, now: float) -> int:
@@ -219,6 +223,7 @@ class Gathering:
             num_plain=num_plain,
             tokens_per_row=self.means.num_emitted,
             latency=self._latency(num_drafting),
+            draft_s=self._draft_s,
             link_s=self._flights.link_s,
             turn_s=self._flights.turn_s if self.scheduling.late_dispatch else self._flights.link_s,
             shares_device=self._shares_device,
@@ -239,13 +244,23 @@ class Gathering:
             sum_context=round((num_rows + num_plain) * self._mean_context) + num_prefill,
         )
 
+    def _links(self) -> list[LinkProfile]:
+        """To the drafters that the requests are bound to."""
+        links = (self._book.link(drafter_id) for drafter_id in self._drafter_ids)
+        return [link for link in links if link is not None]
+
     def _latency(self, num_blocks: int) -> Latency:
-        """Of the drafters that the requests are bound to, the slowest counts."""
-        links = [self._book.link(drafter_id) for drafter_id in self._drafter_ids]
-        known = [link for link in links if link is not None]
-        each = -(-num_blocks // max(len(known), 1))
-        latencies = [Latency(link.latency_s(each), link.deviation_s) for link in known]
+        """Of the drafters of the requests, the slowest counts."""
+        links = self._links()
+        each = -(-num_blocks // max(len(links), 1))
+        latencies = [Latency(link.latency_s(each), link.deviation_s) for link in links]
         return max(latencies, default=Latency(0.0, 0.0))
+
+    def _draft_s(self, num_blocks: int) -> float:
+        """For how long a batch of so many blocks, shared out, keeps the slowest drafter busy."""
+        links = self._links()
+        each = -(-num_blocks // max(len(links), 1))
+        return max((link.draft_s(each) for link in links), default=0.0)
 
 
 def _by_age(request: LaneRequest) -> tuple[float, int]:

@@ -22,6 +22,7 @@ that is decided; a block that came is never dropped for what it holds.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -90,7 +91,8 @@ class DraftGate:
         self._device = device
         self._worth = DraftWorth(recalibrator)
         self._gap = Gap()
-        self._shared = SharedDevice()
+        self._shared: defaultdict[int, SharedDevice] = defaultdict(SharedDevice)
+        """By binary order of the number of rows: what is off at one load need not be at another."""
         self._latest_gap: tuple[float, float] | None = None
         """The one before the step that comes back now, and as expected."""
         self._asked: set[int] = set()
@@ -99,6 +101,8 @@ class DraftGate:
         """Requests for which asking was last expected to pay."""
         self._promised: dict[int, NDArray[np.float64]] = {}
         """By request: promised survival of the drafts that are in a step now."""
+        self._probed_once: set[int] = set()
+        """Requests of a lane without drafts that are to be asked for once more."""
         self._probed: set[int] = set()
         """Requests for which was decided otherwise, to learn from the round that comes of it."""
         self._rhythm = GateRhythm()
@@ -181,6 +185,10 @@ class DraftGate:
             num_rounds=self._rhythm.num_since,
             shared=self._shares(mine),
         )
+        if not chosen:
+            # A second round: before the blocks of the first one the drafter had to catch up.
+            again, self._probed_once = rids & self._probed_once, probed - self._probed_once
+            probed = probed | again
         self._counters.num_draft_probes += len(probed ^ chosen)
         self._probed |= probed ^ chosen
         return probed
@@ -199,7 +207,9 @@ class DraftGate:
         )
         self._drafting = self._drafting_of(candidates)
         shared = self._shares(candidates)
-        plain_factor, drafted_factor = self._shared.factors if shared else (1.0, 1.0)
+        plain_factor, drafted_factor = 1.0, 1.0
+        if shared:
+            plain_factor, drafted_factor = self._shared[decoding.load.num_rows.bit_length()].factors
         weight_C = weights(candidates)
         facts = Round(
             load=decoding.load,
@@ -240,7 +250,8 @@ class DraftGate:
                 drafted.append(request)
                 verified.append(length)
             elif request.rid in self._asked and request.drafter is not None:
-                late.append(request)
+                if not request.behind:
+                    late.append(request)
             else:
                 plain.append(request)
         self._worth.pass_over(plain, num_rounds=self._rhythm.num_since)
@@ -259,8 +270,8 @@ class DraftGate:
             np.array([e.num_accepted for e in told], np.int64),
         )
 
-    def time_step(self, *, drafted: bool, step_s: float, predicted_s: float) -> None:
-        """How long a step took, after the gap of which `time_gap` was told.
+    def time_step(self, num_rows: int, *, drafted: bool, step_s: float, predicted_s: float) -> None:
+        """How long a step of so many rows took, after the gap of which `time_gap` was told.
 
         Args:
             drafted: blocks were drafted for it, or beside it.
@@ -269,7 +280,7 @@ class DraftGate:
             return
         gap_s, expected_gap_s = self._latest_gap
         self._latest_gap = None
-        self._shared.observe(
+        self._shared[num_rows.bit_length()].observe(
             drafted=drafted, round_s=step_s + gap_s, predicted_s=predicted_s + expected_gap_s
         )
 
@@ -291,23 +302,24 @@ class DraftGate:
         self._asked.discard(rid)
         self._chosen.discard(rid)
         self._probed.discard(rid)
+        self._probed_once.discard(rid)
         self._promised.pop(rid, None)
 
     def figures(self) -> dict[str, float]:
         """What the gate goes by, for metrics.
 
         ``gain`` is the expected tokens per second of what it chose, ``gain_of_all`` of asking for
-        every block, both over plain decoding; ``slow_down`` how many times longer a drafted round
-        takes on a shared device, beyond what is predicted; ``gap_s`` the time between steps,
-        drafting apart;
-        ``accepted`` and ``honesty`` of each regime the drafts of a whole block that are expected
-        to be accepted, and how many are for one that is promised.
+        every block, both over plain decoding; ``slow_down`` how many times longer drafted rounds
+        take on a shared device, beyond what is predicted, at the load where it is most; ``gap_s``
+        the time between steps, drafting apart; ``accepted`` and ``honesty`` of each
+        regime the drafts of a whole block that are expected to be accepted, and how many are for
+        one that is promised.
         """
-        plain, drafted = self._shared.factors
+        contrasts = [shared.factors for shared in self._shared.values()]
         figures = {
             "gain": self._gain,
             "gain_of_all": self._gain_of_all,
-            "slow_down": drafted / plain,
+            "slow_down": max((drafted / plain for plain, drafted in contrasts), default=1.0),
             "gap_s": self._gap.seconds,
         }
         for regime in REGIMES:

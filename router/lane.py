@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from cluster.config import SchedulingConfig
 from cluster.errors import Unavailable
 from cluster.streams import FrameStream
 from router.blocks import DraftBlock, Malformed
@@ -211,6 +212,11 @@ class Lane:
             del self._tickets[rid]
             self.state.end(rid)
             self._wake.set()
+
+    def configure(self, scheduling: SchedulingConfig) -> None:
+        """Decide like this from now on, also when the next step goes."""
+        self.state.configure(scheduling)
+        self._wake.set()
 
     def take_block(self, drafter_id: str, block: DraftBlock | Malformed) -> None:
         """A drafter sent a block for one of our requests."""

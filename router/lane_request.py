@@ -58,6 +58,9 @@ class LaneRequest:
     """Told of every change of phase before it happens: the roster that holds the request."""
     drafting: bool = False
     """Whether its last round asked for a block."""
+    behind: bool = False
+    """Whether the one before it had not: the drafter catches up before it drafts, so that block
+    takes longer than those that follow."""
 
     asks_first: bool = True
     """Whether the block behind its prompt is asked for."""

@@ -70,5 +70,7 @@ class Learning:
         if self._gate is not None:
             self._gate.judge(rounds)
             drafted = any(o.num_proposed for o in rounds)
-            self._gate.time_step(drafted=drafted, step_s=result.step_s, predicted_s=predicted_s)
+            self._gate.time_step(
+                load.num_rows, drafted=drafted, step_s=result.step_s, predicted_s=predicted_s
+            )
         self._profile.record(load, result.step_s)

@@ -146,7 +146,13 @@ class LinkProfile:
         return min(expected_s + margin_s, self._bound_s)
 
     def observe(
-        self, num_blocks: int, draft_s: float, latency_s: float, *, weight: float = 1.0
+        self,
+        num_blocks: int,
+        draft_s: float,
+        latency_s: float,
+        *,
+        weight: float = 1.0,
+        usual: bool = True,
     ) -> None:
         """A block came, in time or late.
 
@@ -155,8 +161,12 @@ class LinkProfile:
             draft_s: that the drafter reports for the batch; 0 if it does not say.
             latency_s: since the result that asked for it.
             weight: in the fit of the draft time, of which all blocks of a batch say the same.
+            usual: false for a drafter that had to catch up before: that says that it is there, and
+                how long it takes only if nothing else does.
         """
         self._num_missed = 0
+        if not usual and self.num_samples:
+            return
         self._latency.observe(max(latency_s, 0.0))
         self._learn_draft(max(num_blocks, 1), max(draft_s, 0.0), weight)
         self._offset.observe(latency_s - self.draft_s(max(num_blocks, 1)))

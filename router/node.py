@@ -151,7 +151,7 @@ class RouterNode:
     def _configure_lanes(self) -> None:
         self._recalibrators.switch(enabled=self.scheduling.recalibrate)
         for lane in self._lanes.values():
-            lane.state.configure(self.scheduling)
+            lane.configure(self.scheduling)
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -305,7 +305,7 @@ class RouterNode:
                 on_return=self._service.take_back,
             )
             if self.scheduling != scheduling:  # changed meanwhile
-                lane.state.configure(self.scheduling)
+                lane.configure(self.scheduling)
             self._service.narrow(lane.state.lease)
             self._lanes[lane.number] = lane
             self._projections[member.member_id] = member.drafter

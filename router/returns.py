@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from cluster.errors import error_for
@@ -42,8 +43,13 @@ class Returns:
         self._exits = exits
         self._counters = counters
 
-    def settle(self, result: StepResult, flight: Flight, now: float) -> list[Outcome]:
+    def settle(
+        self, result: StepResult, flight: Flight, now: float, *, behind: Iterable[Flight]
+    ) -> list[Outcome]:
         """Commit, finish, fail or retry whatever was in the step.
+
+        Args:
+            behind: steps that are still in the air.
 
         Raises:
             FrameError: ids that do not exist.
@@ -59,8 +65,10 @@ class Returns:
         for rid in flight.rows:
             if rid not in settled and rid in here:
                 outcomes.append(self._give_up(rid, "the step says nothing about it"))
+        # The session that a step behind this one opens is not the one that is lost here.
+        rebound = frozenset[int]().union(*(later.rebound for later in behind))
         for rid in result.unbound.tolist():
-            if request := here.get(rid):
+            if rid not in rebound and (request := here.get(rid)):
                 self._sessions.unbind(request, now, pause=True)
         return outcomes
 
@@ -73,6 +81,7 @@ class Returns:
             return self._give_up(row.rid, "the result does not follow from what was sent")
         block = request.block
         asked = request.asks_first if planned is None else planned.want_draft
+        request.behind = not request.drafting
         request.drafting = asked and request.drafter is not None
         request.commit(row.token_ids, row.digest, now)
         finish = row.finish

@@ -149,6 +149,8 @@ class Roster:
                 deviation_s=latency.deviation_s,
                 due=request.due,
             )
-        wave.due = min(wave.due, request.due)
+        # Asked for together, given up together. A wave whose deadline were the earliest of several
+        # would keep it when that row is gone, and the lane would go for nobody's sake.
+        request.due = wave.due
         wave.num_rows += 1
         self._wave_of[request.rid] = wave

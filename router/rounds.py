@@ -6,6 +6,7 @@ well as `router.lane` does. Up to two steps are in the air: one runs, one is que
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -103,8 +104,8 @@ class LaneState:
             means=self._gathering.means,
             counters=counters,
         )
-        self._num_asked = 0
-        """Blocks that the latest step to come back has asked for."""
+        self._asked: Counter[str] = Counter()
+        """Blocks that the latest step to come back has asked for, by drafter."""
         self._had_work = False
         """Whether it left requests to verify: the time since then is exposed."""
         self.configure(scheduling or SchedulingConfig())
@@ -225,9 +226,9 @@ class LaneState:
         gap_s = self._flights.gap_s(now, result.step_s)
         self._flights.land(now, result.step_s)
         if self._had_work:
-            self._learning.gap(gap_s, self._num_asked)
-        self._num_asked = flight.num_asked
-        outcomes = self._returns.settle(result, flight, now)
+            self._learning.gap(gap_s, self._asked.total())
+        self._asked = flight.asked()
+        outcomes = self._returns.settle(result, flight, now, behind=self._flights.steps)
         self._learning.step(result, flight, outcomes)
         self._gathering.pending_prefill = result.pending_prefill_tokens
         if result.num_real_tokens == 0 and self._roster.within(Phase.PREFILLING):
@@ -242,4 +243,5 @@ class LaneState:
         """Of the blocks that the latest step to come back has asked this drafter for."""
         link = self._book.link(drafter_id)
         assert link is not None, "nobody waits for a drafter that is gone"
-        return Latency(link.latency_s(self._num_asked), link.deviation_s)
+        num_blocks = max(self._asked[drafter_id], 1)  # behind a prompt, say, that no row asked for
+        return Latency(link.latency_s(num_blocks), link.deviation_s)

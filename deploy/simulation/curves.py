@@ -140,13 +140,15 @@ class DraftCurve:
 
 
 def profiled_curve(path: Path) -> StepCurve:
-    """The curve that ``dspark profile --json`` measured.
+    """The curve that ``dspark profile --json`` measured, of the first verifier in it.
 
     Raises:
         ConfigError: unreadable, or not such a file.
     """
     try:
         found = json.loads(path.read_text())
+        if "verifiers" in found:  # else one profile by itself
+            found = found["verifiers"][0]["profile"]
         table, costs = found["live_s"], found["live_costs"]
         return StepCurve(
             table_tokens=tuple(int(n) for n in found["tokens"]),
@@ -158,7 +160,7 @@ def profiled_curve(path: Path) -> StepCurve:
         )
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{path} holds no step profile: {error!r}", hint="write one with dspark profile --json"
         ) from error

@@ -159,6 +159,9 @@ def _plain_ticks(axis: Any) -> None:
     """1, 2, 5, 10 on a logarithmic axis, as numbers: formulas are switched off."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    if not np.isfinite(axis.get_minpos()):  # nothing to draw: a logarithm has no place for it
+        axis.axes.set(**{f"{axis.axis_name}scale": "linear"})
+        return
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())

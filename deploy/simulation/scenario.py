@@ -67,11 +67,28 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.warmup_s >= self.duration_s:
             raise ConfigError(
-                f"warmup_s: {self.warmup_s} leaves nothing of duration_s, {self.duration_s}"
+                f"warmup_s: {self.warmup_s} leaves nothing of duration_s, {self.duration_s}",
+                hint="what comes before warmup_s is not counted: set both",
             )
         names = [variant.name for variant in self.variants]
         if not names or len(set(names)) != len(names):
             raise ConfigError("variants: none, or two of one name")
+        self._check_faults()
+
+    def _check_faults(self) -> None:
+        """A fault that hits nothing is a mistake."""
+        for n, fault in enumerate(self.faults):
+            pool = self.verifier if "verifier" in fault.kind else self.drafter
+            if fault.kind != "lost_blocks" and fault.index >= pool.num_replicas:
+                raise ConfigError(
+                    f"faults[{n}].index: {fault.index} of {pool.num_replicas} replicas",
+                    hint="counted from 0 within the cell",
+                )
+            if any(not 0 <= cell < self.cells for cell in fault.cells):
+                raise ConfigError(
+                    f"faults[{n}].cells: {list(fault.cells)} of {self.cells} cells",
+                    hint="counted from 0",
+                )
 
 
 def load_scenario(source: Path | Mapping[str, Any], settings: Iterable[str] = ()) -> Scenario:
@@ -131,6 +148,10 @@ class Run:
 
 def _point_setting(base: Scenario, point: float) -> str:
     if base.trace.kind in ("closed", "staggered"):
+        if not point.is_integer():
+            raise ConfigError(
+                f"points: {point} users", hint="whole numbers where users are counted"
+            )
         return f"trace.users={int(point)}"
     key = "time_scale" if base.trace.kind == "file" else "rate"
     return f"trace.{key}={point}"
@@ -142,7 +163,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: expected a mapping, got {type(tree).__name__}")
     return tree
@@ -155,7 +176,7 @@ def _set(tree: dict[str, Any], setting: str) -> None:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{key}: {text!r} is not YAML: {error}") from error
+        raise ConfigError(f"{key}: {text!r} is not YAML: {' '.join(str(error).split())}") from error
     *sections, name = key.split(".")
     for section in sections:
         inner = tree.setdefault(section, {})

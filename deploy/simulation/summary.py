@@ -21,7 +21,8 @@ _COLUMNS: Final = (
 )
 _CAPTION: Final = (
     "a user: tokens/s of one answer; accepted, budget: tokens per request and step; error: median "
-    "of predicted step times; TTFT p95; ITL p99; busy: verifiers / drafters"
+    "of predicted step times; TTFT p95; ITL p99; busy: verifiers / drafters; "
+    "-: nothing to count"
 )
 
 

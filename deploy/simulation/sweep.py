@@ -92,6 +92,8 @@ def _played(parts: Sequence[_Part], num_processes: int, progress: Progress) -> I
                     yield done.pop(due)
                     due += 1
         except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()  # a cell may have hours to go
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 

@@ -61,4 +61,6 @@ def _cumulative(axis: Any, values: Sequence[float], label: str) -> None:
     axis.ecdf(values, color=_COLOUR)
     p95 = float(np.percentile(values, 95))
     axis.axvline(p95, color="#444444", linewidth=0.8, linestyle=":")
-    axis.annotate(f"p95 {p95:.3g}", (p95, 0.5), xytext=(4, 0), textcoords="offset points")
+    axis.annotate(
+        f"p95 {p95:.3g}", (p95, 0.5), xytext=(-4, 0), textcoords="offset points", ha="right"
+    )

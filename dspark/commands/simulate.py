@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cluster.errors import ConfigError
 from dspark.progress import erased_on_failure
-from dspark.report_file import check_writable
+from dspark.report_file import check_folder, check_writable
 
 if TYPE_CHECKING:
     from deploy.simulation.scenario import Run
@@ -64,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.json)
     if args.pictures is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--pictures needs matplotlib", hint="pip install 'dspark-serve[train]'")
+    if args.pictures is not None:
+        check_folder(args.pictures, "--pictures")
     console = Console()
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)
@@ -77,7 +79,6 @@ def run(args: argparse.Namespace) -> int:
         from cluster.atomic_file import write_bytes
         from deploy.simulation.pictures import draw_report
 
-        args.pictures.mkdir(parents=True, exist_ok=True)
         for name, data in draw_report(report).items():
             write_bytes(args.pictures / f"{name}.png", data)
     return 0

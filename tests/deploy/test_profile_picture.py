@@ -9,6 +9,7 @@ import pytest
 
 from cluster.profile_snapshot import ProfileSnapshot
 from deploy.profile_picture import draw_profiles
+from dspark.profile_tables import figures
 from router.step_load import StepLoad
 from router.throughput import ThroughputProfile
 
@@ -42,3 +43,8 @@ def test_a_row_for_each_verifier() -> None:
 def test_nothing_and_single_tiers() -> None:
     assert size_of(draw_profiles([]))
     assert size_of(draw_profiles([("a", snapshot(3, sizes=1))]))
+
+
+def test_without_a_step_no_error_is_claimed() -> None:
+    assert "no steps yet" in figures(snapshot(0))[1]
+    assert "predicted times are off by" in figures(snapshot(5))[1]

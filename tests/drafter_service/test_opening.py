@@ -46,9 +46,10 @@ def test_dspark_and_dflash(tmp_path: Path, head: str) -> None:
     model = make_model(make_spec(head=head, **changes))
     save_drafter(model, tmp_path / "drafter")
     target = write_target(tmp_path / "target", model)
-    drafter = open_drafter(tmp_path / "drafter", target, DrafterConfig())
+    drafter = open_drafter(tmp_path / "drafter", target, DrafterConfig(max_pending_bytes=77))
     assert isinstance(drafter, DraftEngine)
     assert drafter.spec == model.spec
+    assert drafter.pending.max_bytes == 77
 
 
 def test_fingerprints_name_what_drafts(tmp_path: Path) -> None:

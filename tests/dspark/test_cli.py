@@ -156,3 +156,13 @@ def test_a_file_error_that_nobody_thought_of_is_a_line(
     monkeypatch.setattr("dspark.commands.models.run", run)
     assert main(["models", "list"]) == 2
     assert capsys.readouterr().err == "error: /some/file: Permission denied\n"
+
+
+@pytest.mark.parametrize("address", ["", " ", "127.0.0.1:99999", "127.0.0.1:0"])
+def test_an_address_that_is_none_is_refused(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["scheduling", "--address", address]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: no address: ")
+    assert "hint: HOST:PORT" in shown

@@ -69,3 +69,20 @@ def test_it_reports_and_draws(
 def test_mistakes_cost_a_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *words]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_run_in_which_nothing_ends_is_drawn_all_the_same(scenario: Path, tmp_path: Path) -> None:
+    short = ["--set", "duration_s=0.2", "--set", "warmup_s=0.1", "--set", "trace.output.mean=900"]
+    words = ["simulate", "--scenario", str(scenario), *short, "--pictures", str(tmp_path / "p")]
+    assert main(words) == 0
+    assert (tmp_path / "p" / "latency.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_that_cannot_be_is_found_out_before_the_work(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--scenario", str(scenario), "--pictures", str(scenario)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "error: --pictures: cannot write to" in shown.err
+    assert "hint: name a folder" in shown.err

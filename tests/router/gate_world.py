@@ -100,7 +100,9 @@ class GateWorld:
         )
         step_s = self.step_s(len(rows) + sum(lengths)) * (self.slow_down if drafted else 1.0)
         done = StepLoad(num_rows=len(rows), num_tokens=len(rows) + sum(lengths))
-        self.gate.time_step(drafted=drafted, step_s=step_s, predicted_s=self.profile.step_s(done))
+        self.gate.time_step(
+            len(rows), drafted=drafted, step_s=step_s, predicted_s=self.profile.step_s(done)
+        )
         self.profile.record(done, step_s)
         self.gate.judge([self._verify(r, n) for r, n in zip(rows, lengths, strict=True)])
         self.now += step_s

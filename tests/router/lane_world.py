@@ -58,9 +58,6 @@ class Setting:
     """Requests start within this time."""
     prefill_budget: int = 256
     max_step_tokens: int = 4096
-    batched: bool = False
-    """All blocks that a step asks for come in one frame, as from a drafter with one batch; else
-    each on its own."""
     share_plain: float = 0.0
     """Requests that decode without drafts."""
     sampling: Sampling = field(default_factory=make_sampling)
@@ -107,6 +104,8 @@ class LaneWorld:
         self._submitted: dict[int, float] = {}
         self._texts: dict[int, tuple[int, int]] = {}
         """By request: anchor and digest as the verifier knows them."""
+        self._undrafted: list[list[int]] = []
+        """What the drafter has been asked for; while it drafts, an empty first entry."""
         self.state = self._make_state(scheduling)
         for _ in range(setting.num_requests):
             self.at(self._rng.uniform(0.0, setting.stagger_s), self.submit)
@@ -236,22 +235,33 @@ class LaneWorld:
     # --- the drafter --------------------------------------------------------------------------
 
     def _draft(self, rids: list[int]) -> None:
-        """Blocks for these requests."""
-        blocks = [self._block(rid, len(rids)) for rid in rids if self._has_session(rid)]
-        if self.setting.batched and blocks:
-            slowest_s = max(block.draft_s for block in blocks)
-            self.at(self.now + 2 * self.setting.hop_s + slowest_s, self._deliver(blocks))
-            return
-        for block in blocks:
-            self.at(self.now + 2 * self.setting.hop_s + block.draft_s, self._deliver([block]))
+        """Blocks for these requests: one batch after the other, each of all that waits."""
+        self._undrafted.append(rids)
+        if len(self._undrafted) == 1:
+            self.at(self.now + self.setting.hop_s, self._draft_batch)
+
+    def _draft_batch(self) -> None:
+        asked = dict.fromkeys(rid for rids in self._undrafted for rid in rids)
+        batch = [rid for rid in asked if self._has_session(rid)]
+        noise = math.exp(self._rng.gauss(0.0, self.setting.draft_jitter))
+        draft_s = self.setting.draft_s * noise
+        blocks = [self._block(rid, len(batch), draft_s) for rid in batch]
+        self._undrafted = [[]]  # what is asked for meanwhile waits
+        self.at(self.now + draft_s + self.setting.hop_s, self._deliver(blocks))
+        self.at(self.now + draft_s, self._end_batch)
+
+    def _end_batch(self) -> None:
+        waiting, self._undrafted = self._undrafted[1:], []
+        if waiting:
+            self._undrafted = waiting
+            self._draft_batch()
 
     def _has_session(self, rid: int) -> bool:
         request = self.state.requests.get(rid)
         return request is not None and request.drafter is not None
 
-    def _block(self, rid: int, batch_size: int) -> DraftBlock:
+    def _block(self, rid: int, batch_size: int, draft_s: float) -> DraftBlock:
         anchor, prefix = self._texts[rid]
-        noise = math.exp(self._rng.gauss(0.0, self.setting.draft_jitter))
         return DraftBlock(
             rid=rid,
             epoch=self.state.requests[rid].session_epoch,
@@ -261,7 +271,7 @@ class LaneWorld:
             confidence=self.confidence(),
             q=None,
             batch_size=batch_size,
-            draft_s=self.setting.draft_s * noise,
+            draft_s=draft_s,
         )
 
     def _deliver(self, blocks: list[DraftBlock]) -> Callable[[], None]:

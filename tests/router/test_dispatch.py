@@ -1,6 +1,6 @@
 """When steps go, over the real lane on a virtual clock (`tests.router.lane_world`).
 
-The whole grid, with longer runs and a bound of 3%, is `benchmarks/dispatch_grid.py`.
+The whole grid, with longer runs and a bound of 3%, is `benchmarks/simulated_dispatch.py`.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def test_never_much_worse_than_the_better_of_the_simple_rules(
     ("curve", "num_requests", "draft_ms"), [("compute", 4, 6), ("mixed", 24, 15)]
 )
 def test_groups_are_formed_on_purpose(curve: str, num_requests: int, draft_ms: float) -> None:
-    """All blocks of a step come in one frame, and everybody starts at once: by themselves they
+    """The blocks of a step come in one frame, and everybody starts at once: by themselves they
     would stay together."""
-    setting = make_setting(curve, num_requests, draft_ms, batched=True, stagger_s=0.0)
+    setting = make_setting(curve, num_requests, draft_ms, stagger_s=0.0)
     steady = rate(setting, "steady")
     assert steady >= 1.15 * rate(setting, "wait_for_all")
     assert steady >= 0.97 * rate(setting, "when_free")

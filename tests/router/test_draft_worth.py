@@ -48,7 +48,7 @@ def see(worth: DraftWorth, requests: list[LaneRequest], verified: int = 0, times
 
 def test_a_block_at_each_level() -> None:
     worth, request = make_worth(), make_request(1, [0.8, 0.5, 0.5])
-    see(worth, [request], verified=2, times=200)
+    see(worth, [request], verified=2, times=800)
     accepted, verified = (figure[0] for figure in worth.expect(worth.rows([request])))
     wanted = [sum(a for a in (0.8, 0.4, 0.2) if a > level) for level in LEVELS]
     np.testing.assert_allclose(accepted[:AS_VERIFIED], wanted, atol=0.01)
@@ -91,8 +91,8 @@ def test_own_blocks_tell_requests_apart_and_fade_while_there_are_none() -> None:
 
 def test_a_block_that_did_not_come_was_worth_nothing() -> None:
     worth, request = make_worth(), make_request(1, [0.9] * 4)
-    see(worth, [request], times=50)
-    for _ in range(50):
+    see(worth, [request], times=100)
+    for _ in range(100):
         worth.miss([request])
     assert worth.expect(worth.rows([request])).accepted[0, 0] < 0.2
 

@@ -19,6 +19,7 @@ def make_flight(step_id: int, sent: float, predicted_s: float = STEP_S) -> Fligh
         rows={},
         blocks={},
         drafting=frozenset(),
+        rebound=frozenset(),
         num_asked=0,
         num_admitted=0,
         num_prefill=0,

@@ -67,6 +67,15 @@ def test_everybody_for_himself_where_drafting_takes_longest() -> None:
     assert found.group == 1
 
 
+def test_no_more_groups_than_a_drafter_gets_through() -> None:
+    """As above, but all by one drafter that takes one batch after the other: with k groups a cycle
+    is k of its batches at least, and one group is best."""
+    crew = dataclasses.replace(make_crew(4, 15 * MS), draft_s=lambda num_blocks: 15 * MS)
+    found = steady_regime(crew, line(1 * MS, 1.6 * MS), num_groups=4)
+    assert (found.num_groups, found.group) == (1, 4)
+    assert found.rate == pytest.approx(4 * 4 / (1 + 6.4 + 15) * 1000)
+
+
 def test_no_waiting_for_drafts_that_nobody_asks_for() -> None:
     found = steady_regime(make_crew(0, 0.0, num_plain=8), line(5 * MS, 1 * MS), num_groups=1)
     assert found.group == 0
@@ -109,7 +118,8 @@ def test_the_regime_is_nearly_the_best_of_all_group_sizes(
 
     found = steady_regime(make_crew(num_drafting, latency * MS), step_s, num_groups=num_groups)
     best_s = min(cycle_s(group) for group in range(1, num_drafting + 1))
-    assert cycle_s(found.group) <= 1.06 * best_s
+    # More groups than one must be worth 4%, and a change of regime 5%.
+    assert cycle_s(found.group) <= 1.1 * best_s
 
 
 def test_a_full_group_goes_at_once() -> None:

@@ -92,3 +92,14 @@ def test_a_wave_is_what_one_step_asked_one_drafter_for() -> None:
         (0.2 + 0.01, 0.001, 1, 5.0),
         (0.2 + 0.03, 0.002, 1, 6.0),
     ]
+
+
+def test_a_wave_has_one_deadline_whoever_leaves_it() -> None:
+    roster = Roster(kv_block_tokens=8, latency=LATENCY.__getitem__)
+    first, second = make_request(2, due=1.0), make_request(4, due=3.0)
+    for request in (first, second):
+        roster.add(request, 0.0)
+        request.enter(Phase.AWAITING, 0.1)
+    assert (first.due, second.due) == (1.0, 1.0)
+    first.enter(Phase.READY, 1.0)
+    assert roster.first_due() == second.due

@@ -146,6 +146,24 @@ def test_prefill_goes_on_while_drafts_are_awaited() -> None:
     assert [a.rid for a in step.admissions] == [2]
 
 
+def test_each_drafter_is_expected_to_take_as_long_as_its_own_blocks_do() -> None:
+    rig = Rig(drafters=(A, B))
+    for n in (1, 2, 3) * 20:
+        for link in rig.book.links().values():
+            link.observe(n, 0.006 * n, 0.006 * n)
+    for rid in (1, 2):
+        rig.add(rid)
+    rig.prefill(1, 2)
+    for rid in (1, 2):
+        rig.answer(rid)
+    rig.state.apply(rig.result(rig.step()), rig.now)
+    assert set(rig.phases().values()) == {Phase.AWAITING}
+    rig.add(3)
+    # A step of 10 ms would be in the way of two drafters with one block each, of 6 ms; it would not
+    # if one of them had both.
+    assert rig.state.next_step_at(rig.now) > rig.now
+
+
 def test_ready_rows_wait_for_outstanding_drafts() -> None:
     rig = Rig()
     rig.learn_latency(1, 0.002)
@@ -364,6 +382,20 @@ def test_a_verifier_that_cannot_go_on_with_prefill_is_not_spun_on() -> None:
     rig.state.apply(rig.result(step, num_real_tokens=0, pending_prefill_tokens=3), rig.now)
     at = rig.state.next_step_at(rig.now)
     assert rig.now < at < rig.now + 1
+
+
+def test_a_verifier_that_claims_prompts_that_nobody_has_is_not_spun_on() -> None:
+    rig = Rig()
+    rig.add(1)
+    step = rig.step()
+    rig.state.apply(rig.result(step, prefilled=(1,), pending_prefill_tokens=7), rig.now)
+    assert rig.state.next_step_at(rig.now) == rig.now + 1.0, "when its block is given up"
+    rig.answer(1)
+    finished = rig.result(
+        rig.step(), finish=np.array([FINISH_STOP], np.uint8), pending_prefill_tokens=7
+    )
+    rig.state.apply(finished, rig.now)
+    assert rig.state.next_step_at(rig.now) == math.inf
 
 
 def test_a_prompt_that_the_verifier_has_lost_count_of_is_not_forgotten() -> None:

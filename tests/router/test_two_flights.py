@@ -90,6 +90,27 @@ def test_results_come_in_order_and_settle_their_own_rows() -> None:
     assert rig.counters.num_queued_steps == 1
 
 
+def test_a_session_opened_by_the_queued_step_outlives_news_of_the_one_before_it() -> None:
+    rig = Rig(drafters=(A, B))
+    rig.state.configure(WHEN_FREE)
+    for rid in (1, 2):
+        rig.add(rid)
+    rig.prefill(1, 2)
+    rig.answer(1)
+    running = rig.step()
+    assert rig.state.requests[2].drafter == B
+    rig.book.down("b")
+    rig.state.lose_drafter("b", rig.now)
+    queued = rig.step()
+    assert [(r.rid, r.drafter_id) for r in queued.rebinds] == [(2, "a")]
+    # The verifier, too, has noticed that "b" is gone, while the first of the two steps ran.
+    land(rig, running, unbound=np.array([2], np.int64))
+    assert rig.state.requests[2].drafter == A
+    assert rig.state.requests[2].failed_drafter == "b"
+    land(rig, queued, unbound=np.array([2], np.int64))
+    assert rig.state.requests[2].drafter is None, "this time it is the new one"
+
+
 def test_a_result_out_of_order_ends_the_lane() -> None:
     rig, _, queued = two_in_the_air()
     with pytest.raises(FrameError):

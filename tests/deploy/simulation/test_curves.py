@@ -108,3 +108,14 @@ def test_a_measured_profile_is_a_curve(tmp_path: Path) -> None:
         profiled_curve(path)
     with pytest.raises(ConfigError, match="cannot read"):
         profiled_curve(tmp_path / "none")
+
+
+def test_the_file_of_dspark_profile_is_a_curve(tmp_path: Path) -> None:
+    costs = {"row_s": 1e-4, "context_s": 0.0, "pair_s": 0.0, "prefill_s": 0.0}
+    profile = {"tokens": [1, 8], "live_s": [0.01, 0.02], "live_costs": costs}
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"verifiers": [{"verifier": "a", "profile": profile}]}))
+    assert profiled_curve(path).table_s == (0.01, 0.02)
+    path.write_text(json.dumps({"verifiers": []}))
+    with pytest.raises(ConfigError, match="no step profile"):
+        profiled_curve(path)

@@ -87,7 +87,7 @@ def test_a_sweep_runs_every_variant_at_every_point() -> None:
     assert run.scenario.trace.rate == 0.5
     (run,) = runs_of({})
     assert run.point is None
-    with pytest.raises(ConfigError, match=r"trace\.users"):
+    with pytest.raises(ConfigError, match=r"points: 0.5 users"):
         runs_of({"points": [0.5]})
 
 
@@ -116,3 +116,27 @@ def test_there_are_four_of_them() -> None:
     assert names == {"laptop", "one_h100", "two_pools", "thousand"}
     with pytest.raises(ConfigError, match="no scenario 'desk'"):
         built_in("desk")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["faults=[{kind: verifier_down, index: 1}]"], r"faults\[0\].index: 1 of 1 replicas"),
+        (["faults=[{kind: slow_drafter, cells: [4]}]"], r"faults\[0\].cells: \[4\] of 1 cells"),
+        (["points=[1.7]"], "points: 1.7 users"),
+    ],
+)
+def test_what_would_change_nothing_or_be_rounded_is_refused(
+    settings: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        runs_of(built_in("laptop"), settings)
+
+
+def test_what_is_no_yaml_is_said_on_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("a: [1\n")
+    for source, settings in ((path, []), ({}, ["title=[1"])):
+        with pytest.raises(ConfigError, match="is not YAML") as caught:
+            load_scenario(source, settings)
+        assert "\n" not in caught.value.message

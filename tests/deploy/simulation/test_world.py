@@ -152,6 +152,8 @@ def test_a_target_rate_is_sought_and_told() -> None:
         BUSY,
         {
             "duration_s": 5.0,
+            # All blocks are there, and which drafts are verified is what weights decide.
+            "router": {"scheduling": {"gate_drafts": False}},
             "verifier": {
                 "num_replicas": 1,
                 "curve": {"fixed_s": 0.002, "per_token_s": 0.0006},
