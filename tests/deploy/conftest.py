@@ -70,7 +70,11 @@ def served(smollm2_dir: Path, served_drafter: Path) -> Iterator[Served]:
             "model": {"target": str(smollm2_dir)},
             "drafter": {"checkpoint": str(served_drafter), "num_cpus": 0.2},
             "verifier": {"profile_budget_s": 5.0, "num_cpus": 0.5},
-            "router": {"num_cpus": 0.2},  # room for a second application on two cores
+            "router": {
+                "num_cpus": 0.2,  # room for a second application on two cores
+                # Tests of drafts want some, whether they pay on this machine or not.
+                "scheduling": {"gate_drafts": False},
+            },
             "cluster": {"grpc_port": free_port(), "auth_token": TOKEN},
         }
     )

@@ -43,7 +43,8 @@ def reference(smollm2_dir: Path) -> ReferenceTarget:
 
 @pytest.fixture(scope="module")
 def garbage(served: Served, smollm2_dir: Path, tmp_path_factory: Any) -> Iterator[Served]:
-    """A second application on the same Ray, whose drafter has random weights."""
+    """A second application on the same Ray, whose drafter has random weights. Its router goes on
+    asking it, as that of the first one does: left to itself it would soon have noticed."""
     from deploy.service import start_application, stop_application, wait_ready
 
     drafter = write_random_drafter(tmp_path_factory.mktemp("garbage") / "d", smollm2_dir)
@@ -134,6 +135,25 @@ async def test_random_drafts_are_refused_not_trusted(
     accepted = sum(generation.usage.accepted for generation in generations)
     assert proposed(generations) > 100
     assert accepted <= 0.1 * max(verified, 1)
+
+
+async def test_texts_are_the_same_while_the_router_decides_where_to_draft(
+    served: Served, reference: ReferenceTarget
+) -> None:
+    """Gated, with all defaults: drafted rounds and plain ones in whatever order pays."""
+    async with served.async_client() as client:
+        await client.set_scheduling({"gate_drafts": True})
+        try:
+            ids = [reference.chat(prompt) for prompt in some(8)]
+            generations = await outputs(client, ids, 8, max_tokens=32)
+        finally:
+            await client.set_scheduling({"gate_drafts": False})
+    tokens = sum(len(generation.token_ids) for generation in generations)
+    ties = sum(
+        reference.greedy_ties(prompt, generation.token_ids)
+        for prompt, generation in zip(ids, generations, strict=True)
+    )
+    assert ties <= MAX_TIE_RATE * tokens
 
 
 async def sampled(
