@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import yaml
@@ -18,14 +18,13 @@ import yaml
 from cluster.config import SchedulingConfig, natural, parse_section, positive
 from cluster.errors import ConfigError
 from deploy.simulation.acceptance import AcceptanceModel
+from deploy.simulation.examples import PLANS, example
 from deploy.simulation.prices import DeviceSpec, KernelSpec, ModelSize
 from deploy.simulation.rates_pool import Target
 from deploy.simulation.rates_steps import LengthMix
 from deploy.simulation.scenario import with_presets
 from deploy.simulation.specs import LinkSpec
 from deploy.simulation.traces import LengthSpec, TraceSpec, read_trace
-
-BUILT_IN: Final = Path(__file__).parent / "plans"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +127,7 @@ def built_in(name: str) -> Path:
     Raises:
         ConfigError: there is none of this name.
     """
-    path = BUILT_IN / f"{name}.yaml"
-    if not path.is_file():
-        names = ", ".join(sorted(p.stem for p in BUILT_IN.glob("*.yaml")))
-        raise ConfigError(f"no plan {name!r}", hint=f"a YAML file, or one of {names}")
-    return path
+    return example(PLANS, name)
 
 
 def load_plan(source: Path | Mapping[str, Any]) -> PlanSpec:

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
@@ -22,11 +22,10 @@ from cluster.config import RouterConfig, natural, parse_section, positive
 from cluster.errors import ConfigError
 from deploy.simulation.acceptance import AcceptanceModel, Domain, evaluated_domains
 from deploy.simulation.curves import profiled_curve, seconds
+from deploy.simulation.examples import SCENARIOS, example
 from deploy.simulation.presets import CURVES, DOMAINS
 from deploy.simulation.specs import DrafterSpec, Fault, LinkSpec, VerifierSpec
 from deploy.simulation.traces import TraceSpec
-
-BUILT_IN: Final = Path(__file__).parent / "scenarios"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +112,7 @@ def built_in(name: str) -> Path:
     Raises:
         ConfigError: there is none of this name.
     """
-    path = BUILT_IN / f"{name}.yaml"
-    if not path.is_file():
-        names = ", ".join(sorted(p.stem for p in BUILT_IN.glob("*.yaml")))
-        raise ConfigError(f"no scenario {name!r}", hint=f"a YAML file, or one of {names}")
-    return path
+    return example(SCENARIOS, name)
 
 
 def runs_of(source: Path | Mapping[str, Any], settings: Iterable[str] = ()) -> list[Run]:

@@ -131,3 +131,18 @@ def test_a_batch_of_quite_another_size_is_believed_at_once() -> None:
     link.observe(1, 0.017, 0.017)
     assert link.draft_s(1) == pytest.approx(0.017, rel=0.1)
     assert link.draft_s(64) == pytest.approx(0.33, rel=0.1)
+
+
+def test_a_drafter_that_had_to_catch_up_says_that_it_is_there_and_not_how_long_it_takes() -> None:
+    link = LinkProfile(bound_s=2.0)
+    link.observe(4, 0.5, 0.6, usual=False)
+    assert link.latency_s(4) == pytest.approx(0.6), "nothing else is known"
+    link = LinkProfile(bound_s=2.0)
+    play(link, 100, sizes=(4,))
+    before = link.latency_s(4)
+    for _ in range(3):
+        link.miss()
+    assert link.wait_s() == 0.0
+    link.observe(4, 0.5, 0.6, usual=False)
+    assert link.latency_s(4) == before == pytest.approx(FIXED_S + 4 * PER_BLOCK_S + ROUND_TRIP_S)
+    assert link.wait_s() > before

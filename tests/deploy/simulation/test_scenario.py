@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from cluster.errors import ConfigError
+from deploy.simulation.examples import SCENARIOS
 from deploy.simulation.presets import CURVES, DOMAINS
-from deploy.simulation.scenario import BUILT_IN, built_in, load_scenario, runs_of
+from deploy.simulation.scenario import built_in, load_scenario, runs_of
 
 
 @pytest.mark.parametrize(
@@ -105,14 +106,14 @@ def test_files_are_read(tmp_path: Path) -> None:
         load_scenario(tmp_path / "none.yaml")
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in BUILT_IN.glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in SCENARIOS.glob("*.yaml")))
 def test_scenarios_that_come_with_the_package_are_sound(name: str) -> None:
     for run in runs_of(built_in(name)):
         assert run.scenario.title
 
 
 def test_there_are_four_of_them() -> None:
-    names = {path.stem for path in BUILT_IN.glob("*.yaml")}
+    names = {path.stem for path in SCENARIOS.glob("*.yaml")}
     assert names == {"laptop", "one_h100", "two_pools", "thousand"}
     with pytest.raises(ConfigError, match="no scenario 'desk'"):
         built_in("desk")
