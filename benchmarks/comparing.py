@@ -31,7 +31,7 @@ Report = dict[str, Any]
 
 LEAST_MEASURE_S = 3.0
 START_S = 1.5
-START_PER_USER_S = 0.15
+START_PER_USER_S = 0.3
 """First guess of what a block takes before it counts; measured from then on."""
 
 

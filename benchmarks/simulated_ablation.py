@@ -1,82 +1,49 @@
 """What each part of the scheduling is worth, simulated: `simulated_ablation.py [OUT_FOLDER]`.
 
-Every part is taken out of the whole by itself, on four scenarios, under the condition in which it
-matters (stated below, and the same for both runs of a pair). Closed loops: the same users send the
-same requests. Writes `simulated_ablation.json` and a picture, and prints the table: tokens/s with
-the part over tokens/s without it, the median over the seeds and their range.
+Every part is taken out of the whole by itself, in every scenario, with several seeds; the same
+users send the same requests with it and without. A scenario is there because one part or another
+should matter in it; that it does nothing, or harm, elsewhere is told as well. Writes
+`simulated_ablation.json`, `.txt` and a picture: tokens/s with the part over tokens/s without it.
+
+    python benchmarks/simulated_ablation.py                    # all, some ten minutes of one core
+    python benchmarks/simulated_ablation.py OUT --scenarios "slows down" --seeds 0 1 2 3 4
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
+import yaml
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from deploy.simulation.presets import CURVES
-from deploy.simulation.scenario import load_scenario
-from deploy.simulation.world import World
+from cluster.errors import ConfigError
+from deploy.simulation.scenario import Run, built_in, load_scenario
+from deploy.simulation.sweep import simulate
 
 SEEDS = (0, 1, 2)
+SAME = 0.01
+"""Ratios that are all within this of 1 say that a part does nothing."""
+WHOLE = "whole"
+KEPT = (
+    "tokens_per_s",
+    "ttft_s",
+    "itl_s",
+    "accepted_length",
+    "budget",
+    "rows_per_step",
+    "step_s",
+    "step_error",
+)
 
-
-def curve(name: str) -> dict:
-    """A curve by name, as a section whose values can be changed."""
-    return {key: value for key, value in asdict(CURVES[name]).items() if value != ()}
-
-
-TWO_POOLS = {
-    "duration_s": 40,
-    "warmup_s": 10,
-    "verifier": {"num_replicas": 4, "curve": curve("large"), "max_requests": 64},
-    "drafter": {"num_replicas": 2, "curve": {"fixed_s": 0.005, "per_block_s": 0.0001}},
-    "acceptance": {"domains": "paper_dspark_5"},
-    "trace": {"kind": "staggered", "users": 128, "prompt": {"mean": 256}, "output": {"mean": 256}},
-}
-ONE_LANE = {
-    "duration_s": 40,
-    "warmup_s": 10,
-    "verifier": {"max_requests": 128},
-    "acceptance": {"domains": "paper_dspark_5"},
-    "trace": {"kind": "staggered", "users": 32, "prompt": {"mean": 64}, "output": {"mean": 256}},
-}
-SCENARIOS: dict[str, dict] = {
-    "laptop": {
-        "duration_s": 150,
-        "warmup_s": 30,
-        "verifier": {"curve": "laptop", "max_step_tokens": 512, "kv_tokens": 65536, "jitter": 0.05},
-        "drafter": {
-            "shares_verifier": True,
-            "curve": {"fixed_s": 0.012, "per_block_s": 0.0035, "per_row_s": 0.0004},
-        },
-        "links": {"latency_s": 0.0004, "jitter_s": 0.0002},
-        "acceptance": {"regime": "coupled", "domains": "embedded_coupled"},
-        "trace": {
-            "kind": "staggered",
-            "users": 8,
-            "prompt": {"mean": 80, "spread": 0.5},
-            "output": {"mean": 96, "spread": 0.5},
-        },
-    },
-    "two pools": TWO_POOLS,
-    "compute-bound": ONE_LANE
-    | {
-        "verifier": {"curve": curve("compute_bound"), "max_requests": 128},
-        "drafter": {"curve": {"fixed_s": 0.006, "per_block_s": 0.00005}},
-    },
-    "memory-bound": ONE_LANE
-    | {
-        "verifier": {"curve": curve("memory_bound"), "max_requests": 128},
-        "drafter": {"curve": {"fixed_s": 0.015, "per_block_s": 0.00005}},
-    },
-}
+Row = dict[str, Any]
 
 
 class Part(NamedTuple):
@@ -84,107 +51,187 @@ class Part(NamedTuple):
 
     name: str
     without: tuple[str, ...]
-    condition: tuple[str, ...] = ()
-    note: str = ""
 
 
-def parts(scenario: str) -> list[Part]:
-    """What is taken out of a scenario."""
-    first = 30 if scenario == "laptop" else 10
-    slow = f"faults=[{{kind: slow_verifier, at_s: {first}, for_s: {2 * first}, factor: 3.0}}]"
-    rejection = ("acceptance.regime=rejection",)
-    if scenario == "laptop":
-        rejection += ("acceptance.domains=embedded_rejection",)
-    return [
-        Part("gather rule (against when_free)", ("router.scheduling.gather=when_free",)),
-        Part("gather rule (against wait_for_all)", ("router.scheduling.gather=wait_for_all",)),
-        Part("draft gating", ("router.scheduling.gate_drafts=false",)),
-        Part("late dispatch", ("router.scheduling.late_dispatch=false",)),
-        Part(
-            "live profile",
-            ("router.scheduling.live_profile=false",),
-            (slow,),
-            "the verifier slows down threefold for a part of the run",
-        ),
-        Part(
-            "context term",
-            ("router.scheduling.context_term=false",),
-            ("trace.prompt.mean=4000", "verifier.curve.per_context_s=0.0000003"),
-            "prompts of 4000 tokens, 0.3 us a position",
-        ),
-        Part(
-            "recalibration",
-            ("router.scheduling.recalibrate=false",),
-            ("acceptance.confidence_slope=2.0", "acceptance.confidence_offset=1.5"),
-            "confidence with twice the slope in logits and 1.5 too high",
-        ),
-        Part(
-            "coupled drafts (against rejection mode)",
-            rejection,
-            note="laptop: acceptance as measured in each mode; elsewhere the same acceptance, "
-            "so what is left is the price of not looking ahead",
-        ),
+PARTS = (
+    Part("gather rule, against when_free", ("router.scheduling.gather=when_free",)),
+    Part("gather rule, against wait_for_all", ("router.scheduling.gather=wait_for_all",)),
+    Part("draft gating", ("router.scheduling.gate_drafts=false",)),
+    Part("late dispatch", ("router.scheduling.late_dispatch=false",)),
+    Part("live profile", ("router.scheduling.live_profile=false",)),
+    Part("context term", ("router.scheduling.context_term=false",)),
+    Part("recalibration", ("router.scheduling.recalibrate=false",)),
+    Part("coupled mode, against rejection", ("acceptance.regime=rejection",)),
+)
+
+
+class Setup(NamedTuple):
+    """A built-in scenario, changed."""
+
+    why: str
+    base: str
+    settings: tuple[str, ...]
+
+
+def setups(path: Path) -> dict[str, Setup]:
+    """By name, from the file that lists them."""
+    return {
+        name: Setup(entry["why"], entry["base"], tuple(entry["set"]))
+        for name, entry in yaml.safe_load(path.read_text()).items()
+    }
+
+
+SETUPS = setups(Path(__file__).parent / "scenarios" / "ablation.yaml")
+
+
+def main(args: argparse.Namespace) -> None:
+    """Run everything, print, write, draw; what is done is written as it comes."""
+    names = args.scenarios or list(SETUPS)
+    if unknown := [name for name in names if name not in SETUPS]:
+        raise ConfigError(f"no scenario {unknown[0]!r}", hint=f"one of {', '.join(SETUPS)}")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {"seeds": args.seeds, "scenarios": {}, "rows": []}
+    text = ""
+    for name in names:
+        found = ablated(name, args.seeds, num_processes=args.processes, seconds=args.seconds)
+        report["scenarios"][name] = SETUPS[name]._asdict()
+        report["rows"] += found
+        lines = "\n".join(table(name, found)) + "\n"
+        print(lines, end="", flush=True)
+        text += lines
+        (args.folder / "simulated_ablation.json").write_text(json.dumps(report, indent=1) + "\n")
+        (args.folder / "simulated_ablation.txt").write_text(text)
+    draw(report["rows"], names, args.folder / "simulated_ablation.png")
+
+
+def ablated(
+    name: str, seeds: Sequence[int], *, num_processes: int = 1, seconds: float | None = None
+) -> list[Row]:
+    """One row for each part: figures with it and without, by seed.
+
+    Args:
+        seconds: of simulated time in place of the scenario's; a quarter of them is warm-up.
+    """
+    runs = [
+        Run(variant=variant, point=seed, scenario=load_scenario(*source(name, less, seed, seconds)))
+        for variant, less in [(WHOLE, ()), *((part.name, part.without) for part in PARTS)]
+        for seed in seeds
     ]
-
-
-def main(folder: Path) -> None:
-    """Run everything, write, draw, print."""
+    played = {
+        (run.variant, run.point): {key: tally.figures()[key] for key in KEPT}
+        for run, tally in zip(runs, simulate(runs, num_processes=num_processes), strict=True)
+    }
     rows = []
-    for name, base in SCENARIOS.items():
-        known: dict[tuple[tuple[str, ...], int], float] = {}
-        for part in parts(name):
-            if part.name == "context term" and name == "laptop":
-                part = part._replace(condition=("trace.prompt.mean=1000",), note="1000 tokens")
-            ratios, rates = [], []
-            for seed in SEEDS:
-                whole = known.setdefault(
-                    (part.condition, seed), tokens_per_s(base, part.condition, seed)
-                )
-                less = tokens_per_s(base, (*part.condition, *part.without), seed)
-                ratios.append(whole / less)
-                rates.append((whole, less))
-            row = {"scenario": name, "part": part.name, "ratios": ratios, "tokens_per_s": rates}
-            rows.append(row | {"condition": list(part.condition), "note": part.note})
-            print(
-                f"{name:14s} {part.name:42s} {statistics.median(ratios):6.3f} "
-                f"[{min(ratios):.3f}, {max(ratios):.3f}]  {rates[0][0]:.0f} / {rates[0][1]:.0f}",
-                flush=True,
-            )
-    report = {"seeds": SEEDS, "scenarios": SCENARIOS, "rows": rows}
-    (folder / "simulated_ablation.json").write_text(json.dumps(report, indent=1) + "\n")
-    draw(rows, folder / "simulated_ablation.png")
+    for part in PARTS:
+        whole = [played[WHOLE, seed] for seed in seeds]
+        less = [played[part.name, seed] for seed in seeds]
+        ratios = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(whole, less, strict=True)]
+        rows.append(
+            {
+                "scenario": name,
+                "part": part.name,
+                "without": part.without,
+                "ratios": ratios,
+                "median": statistics.median(ratios),
+                "says": verdict(ratios),
+                "whole": whole,
+                "less": less,
+            }
+        )
+    return rows
 
 
-def tokens_per_s(base: dict, settings: tuple[str, ...], seed: int) -> float:
-    """Of one run."""
-    tally = World(load_scenario(base, [*settings, f"seed={seed}"])).run()
-    rate: float = tally.figures()["tokens_per_s"]
-    return rate
+def source(
+    name: str, less: tuple[str, ...], seed: int, seconds: float | None
+) -> tuple[Path, list[str]]:
+    """The file and the settings of one run."""
+    setup = SETUPS[name]
+    settings = [*setup.settings, *less, f"seed={seed}", "points=[]", "variants=[{name: all}]"]
+    if setup.base == "laptop" and "acceptance.regime=rejection" in less:
+        settings.append("acceptance.domains=embedded_rejection")
+    if seconds is not None:
+        settings += [f"duration_s={seconds}", f"warmup_s={seconds / 4}"]
+    return built_in(setup.base), settings
 
 
-def draw(rows: list[dict], picture: Path) -> None:
+def verdict(ratios: Sequence[float]) -> str:
+    """What the seeds say together."""
+    if max(abs(ratio - 1) for ratio in ratios) <= SAME:
+        return "nothing"
+    if min(ratios) > 1:
+        return "helps"
+    return "harms" if max(ratios) < 1 else "unclear"
+
+
+def table(name: str, rows: Sequence[Row]) -> Iterator[str]:
+    """One scenario as text."""
+    rate = middle(rows[0]["whole"], "tokens_per_s")
+    yield f"{name}: {SETUPS[name].why} ({rate:.0f} tokens/s)"
+    both = "with / without"
+    yield f"  {'':34s}{'tokens/s with over without':32s}{both:>18s}{both:>18s}"
+    yield f"  {'part':34s}{'median':>8s}{'range':>16s}{'step error %':>26s}{'TTFT p95 ms':>18s}"
+    for row in rows:
+        low, high = min(row["ratios"]), max(row["ratios"])
+        error, ttft = (
+            [factor * middle([f[key] for f in row[k]], q) for k in ("whole", "less")]
+            for key, q, factor in (("step_error", "p50", 100), ("ttft_s", "p95", 1e3))
+        )
+        yield (
+            f"  {row['part']:34s}{row['median']:8.3f}{f'{low:.3f} to {high:.3f}':>16s}"
+            f"  {row['says']:8s}{f'{error[0]:.1f} / {error[1]:.1f}':>16s}"
+            f"{f'{ttft[0]:.0f} / {ttft[1]:.0f}':>18s}"
+        )
+
+
+def middle(figures: Sequence[dict[str, Any]], key: str) -> float:
+    """Median over the seeds."""
+    return statistics.median(float(f[key]) for f in figures)
+
+
+def draw(rows: Sequence[Row], names: Sequence[str], picture: Path) -> None:
     """Bars by part, one panel for each scenario; the seeds as dots."""
-    names = list(dict.fromkeys(row["part"] for row in rows))
-    figure, axes = pyplot.subplots(1, len(SCENARIOS), figsize=(13, 4), layout="constrained")
-    for axis, scenario in zip(axes, SCENARIOS, strict=True):
-        for place, name in enumerate(reversed(names)):
-            (row,) = (r for r in rows if (r["scenario"], r["part"]) == (scenario, name))
-            middle = statistics.median(row["ratios"])
-            axis.barh(place, middle - 1, left=1, color="#009E73" if middle >= 1 else "#D55E00")
-            axis.plot(row["ratios"], [place] * len(row["ratios"]), "k.", markersize=4)
+    parts = [part.name for part in PARTS][::-1]
+    columns = min(len(names), 4)
+    figure, grid = pyplot.subplots(
+        -(-len(names) // columns),
+        columns,
+        figsize=(3.4 * columns + 2, 3.1 * -(-len(names) // columns)),
+        layout="constrained",
+        squeeze=False,
+    )
+    for axis in grid.flat[len(names) :]:
+        axis.set_visible(False)
+    for n, (axis, name) in enumerate(zip(grid.flat, names, strict=False)):
+        for row in (row for row in rows if row["scenario"] == name):
+            place, median = parts.index(row["part"]), row["median"]
+            color = {"helps": "#009E73", "harms": "#D55E00"}.get(row["says"], "#999999")
+            axis.barh(place, median - 1, left=1, color=color)
+            axis.plot(row["ratios"], [place] * len(row["ratios"]), "k.", markersize=3)
             axis.annotate(
-                f"{middle:.2f}", (1.0, place), xytext=(-4, 0), textcoords="offset points",
+                f"{median:.2f}", (1.0, place), xytext=(-4, 0), textcoords="offset points",
                 ha="right", va="center", fontsize=7,
             )  # fmt: skip
         axis.axvline(1, color="black", linewidth=0.8)
-        axis.set_title(scenario, fontsize=9)
-        axis.set_yticks(range(len(names)), reversed(names) if axis is axes[0] else [])
-        axis.set_xlabel("tokens/s with over without", fontsize=8)
-        axis.margins(x=0.15)
+        axis.set_title(name, fontsize=9)
+        axis.set_yticks(range(len(parts)), parts if n % columns == 0 else [], fontsize=7)
+        axis.tick_params(axis="x", labelsize=7)
+        axis.margins(x=0.2)
         axis.grid(axis="x", alpha=0.3, linewidth=0.5)
-    figure.suptitle("What each part of the scheduling is worth, simulated")
-    figure.savefig(picture, dpi=120)
+    figure.suptitle("Tokens/s with a part of the scheduling over tokens/s without it, simulated")
+    figure.savefig(picture, dpi=110)
+    pyplot.close(figure)
+
+
+def arguments() -> argparse.Namespace:
+    """Of the command line."""
+    parser = argparse.ArgumentParser(description="What each part of the scheduling is worth.")
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parent / "results")
+    parser.add_argument("--scenarios", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--seconds", type=float, help="simulated, in place of the scenarios' own")
+    parser.add_argument("--processes", type=int, default=1)
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results")
+    main(arguments())

@@ -1,46 +1,26 @@
 """The configuration tree: frozen, keyword only, one section per component, parsed once.
 
-`load_config` reads YAML (or takes a mapping) and refuses unknown keys, wrong types and values
-out of range with a `ConfigError` that names the path, e.g. ``router.max_queued_tokens``.
+`load_config` reads YAML (or takes a mapping) by the rules of `cluster.sections`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
+from cluster.application_name import check_application
 from cluster.errors import ConfigError
 from cluster.policy_text import read_policy
+from cluster.sections import natural, one_of, parse_section, positive
+from cluster.token import check_token
+from cluster.yaml_text import read_yaml
 
 MAX_THREADS: Final = 1024
 """Of one process; far more end it with a fault inside OpenMP."""
 
-T = typing.TypeVar("T")
-
 _DTYPES: Final = ("float32", "bfloat16", "float16")
-
-
-def positive(default: float, *, most: float = float("inf")) -> Any:
-    """A number in (0, most]."""
-    return field(default=default, metadata={"over": 0, "most": most})
-
-
-def natural(default: int, *, most: float = float("inf")) -> Any:
-    """An integer in 0..most."""
-    return field(default=default, metadata={"least": 0, "most": most})
-
-
-def one_of(default: str, *others: str) -> Any:
-    """One of these words."""
-    return field(default=default, metadata={"words": (default, *others)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +117,9 @@ class SchedulingConfig:
     late_dispatch: bool = True
     """Hand a step over just before the running one is predicted to end, not when it has ended."""
     prefill_stretch: float = positive(1.0)
-    """Prompt chunks make the step that carries them at most this share longer, as predicted; but
-    an eighth of ``router.prefill_budget`` always goes."""
+    """Prompt chunks make the step that carries them at most this share longer, as predicted, or by
+    the requests that wait for their prompts over those that decode if that is more; and an eighth
+    of ``router.prefill_budget`` always goes."""
     gate_drafts: bool = True
     """Ask for a draft only where it is expected to pay."""
     draft_price: float = field(default=0.0, metadata={"least": 0, "most": 1e6})
@@ -181,7 +162,8 @@ class RouterConfig:
 class ClusterConfig:
     """What holds the pools together."""
 
-    application: str = "dspark"
+    application: str = field(default="dspark", metadata={"read": check_application})
+    """Of Ray Serve; letters, digits, dots, dashes and underscores."""
     grpc_port: int = positive(9000, most=65535)
     data_host: str = ""
     """Interface that data-plane servers bind and advertise; empty: the node's own address under
@@ -189,7 +171,7 @@ class ClusterConfig:
     heartbeat_s: float = positive(1.0)
     member_ttl_s: float = positive(5.0)
     connect_timeout_s: float = positive(5.0)
-    auth_token: str = ""
+    auth_token: str = field(default="", metadata={"read": check_token})
     """Shared secret of data plane and clients; usually from DSPARK_TOKEN, not from a file."""
 
 
@@ -213,27 +195,9 @@ def load_config(source: Path | Mapping[str, Any] | None) -> Config:
     if source is None:
         return Config()
     if isinstance(source, Path):
-        try:
-            loaded = yaml.safe_load(source.read_text())
-        except OSError as error:
-            raise ConfigError(f"cannot read {source}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{source} is not YAML: {error}") from error
+        loaded = read_yaml(source)
         source = {} if loaded is None else loaded
-    return _fitting(typing.cast(Config, _parse(Config, source, "")))
-
-
-def parse_section(cls: type[T], value: Any, path: str) -> T:
-    """Any other tree of frozen dataclasses, by the same rules: unknown keys, wrong types and values
-    out of range are refused. Fields may also be tuples, ``tuple[X, ...]``.
-
-    Args:
-        path: of the section, for messages.
-
-    Raises:
-        ConfigError: names the path.
-    """
-    return typing.cast(T, _parse(cls, value, path))
+    return _fitting(parse_section(Config, source, ""))
 
 
 def _fitting(config: Config) -> Config:
@@ -257,57 +221,3 @@ def _fitting(config: Config) -> Config:
             f"verifier.kv_block_tokens = {verifier.kv_block_tokens}"
         )
     return config
-
-
-def _parse(cls: type[Any], value: Any, path: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{path or 'config'}: expected a mapping, got {type(value).__name__}")
-    hints = typing.get_type_hints(cls)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    parsed = {}
-    for key, item in value.items():
-        where = f"{path}.{key}" if path else str(key)
-        if key not in fields:
-            raise ConfigError(
-                f"{where}: unknown key", hint=f"known keys here: {', '.join(sorted(fields))}"
-            )
-        parsed[key] = _value(item, hints[key], fields[key].metadata, where)
-    return cls(**parsed)
-
-
-def _value(
-    item: Any, kind: Any, bounds: Mapping[str, Any] | types.MappingProxyType[Any, Any], path: str
-) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _parse(typing.cast("type[Any]", kind), item, path)
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(item, list):
-            raise ConfigError(f"{path}: expected a list, got {type(item).__name__}")
-        inner = typing.get_args(kind)[0]
-        return tuple(_value(one, inner, bounds, f"{path}[{n}]") for n, one in enumerate(item))
-    return _scalar(item, kind, bounds, path)
-
-
-def _scalar(
-    value: Any, kind: Any, bounds: Mapping[str, Any] | types.MappingProxyType[Any, Any], path: str
-) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise ConfigError(f"{path}: expected {kind.__name__}, got {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{path}: {value} is not a finite number")
-    if "words" in bounds and value not in bounds["words"]:
-        raise ConfigError(f"{path}: {value!r} is not one of {', '.join(bounds['words'])}")
-    if "read" in bounds:
-        try:
-            bounds["read"](value)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
-    if "over" in bounds and value <= bounds["over"]:
-        raise ConfigError(f"{path}: {value} must be over {bounds['over']}")
-    if "least" in bounds and value < bounds["least"]:
-        raise ConfigError(f"{path}: {value} must be at least {bounds['least']}")
-    if "most" in bounds and value > bounds["most"]:
-        raise ConfigError(f"{path}: {value} must be at most {bounds['most']}")
-    return value

@@ -18,11 +18,21 @@ import platformdirs
 
 from cluster.config import MAX_THREADS, Config
 from cluster.errors import ConfigError
+from cluster.token import check_token
 
 
 def auth_token() -> str:
-    """The cluster secret, empty where none is set."""
-    return os.environ.get("DSPARK_TOKEN", "")
+    """The cluster secret, empty where none is set.
+
+    Raises:
+        ConfigError: one that no call can carry.
+    """
+    token = os.environ.get("DSPARK_TOKEN", "")
+    try:
+        check_token(token)
+    except ConfigError as error:
+        raise ConfigError(f"DSPARK_TOKEN: {error.message}", hint=error.hint) from error
+    return token
 
 
 def cache_dir() -> Path:
@@ -32,7 +42,11 @@ def cache_dir() -> Path:
 
 
 def with_environment(config: Config) -> Config:
-    """The configuration with what the environment overrides."""
+    """The configuration with what the environment overrides.
+
+    Raises:
+        ConfigError: as `auth_token`.
+    """
     token = auth_token()
     if not token:
         return config

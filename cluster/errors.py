@@ -96,7 +96,7 @@ class PromptFileError(DSparkError, ValueError):
 
 
 class ModelNotFound(DSparkError):
-    """No such model, checkpoint folder or request id."""
+    """No such model, checkpoint folder, application or request id."""
 
     grpc_code = "NOT_FOUND"
     http_status = 404

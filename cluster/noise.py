@@ -33,6 +33,7 @@ from cluster.philox import philox4x32, uniforms
 F64 = NDArray[np.float64]
 
 _LOW: Final = np.uint64(0xFFFFFFFF)
+_32: Final = np.uint64(32)
 
 
 class Stream(IntEnum):
@@ -70,7 +71,7 @@ class KeyedRandomness:
         shape = np.broadcast_shapes(positions_.shape, indices_.shape)
         counter = np.zeros((4, *shape), np.uint64)
         counter[0], counter[1], counter[2] = positions_, indices_, int(stream)
-        key = np.stack([seeds & _LOW, seeds >> np.uint64(32)])
+        key = np.array([seeds & _LOW, seeds >> _32])
         return uniforms(philox4x32(counter, key))
 
 

@@ -38,14 +38,22 @@ def philox4x32(counter: U64, key: U64) -> U64:
     column = (2, *([1] * len(batch)))
     multipliers, weyl = _MULTIPLIERS.reshape(column), _WEYL.reshape(column)
     even, odd = counter[0::2], counter[1::2]  # words (0, 2) are multiplied, (1, 3) mixed in
-    for _ in range(_ROUNDS):
+    for round_key in _round_keys(key, weyl):
         product = even * multipliers
-        even = (product >> _32)[::-1] ^ odd ^ key
-        odd = (product & _LOW)[::-1]
-        key = (key + weyl) & _LOW
+        even = (product >> _32)[::-1] ^ odd ^ round_key
+        product &= _LOW
+        odd = product[::-1]
     words = np.empty((4, *batch), np.uint64)
     words[0::2], words[1::2] = even, odd
     return words
+
+
+def _round_keys(key: U64, weyl: U64) -> U64:
+    """[rounds, 2, ...]"""
+    turns = np.arange(_ROUNDS, dtype=np.uint64).reshape(-1, *([1] * key.ndim))
+    keys: U64 = key + turns * weyl
+    keys &= _LOW
+    return keys
 
 
 def uniforms(words: U64) -> F64:

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cluster.config import SchedulingConfig, parse_section
+from cluster.config import SchedulingConfig
 from cluster.errors import ConfigError
+from cluster.sections import parse_section
 
 _WORDS: Final = {"true": True, "false": False}
 

@@ -28,7 +28,7 @@ from cluster.fingerprint import drafter_fingerprint, folder_fingerprint
 from cluster.scheduling_text import scheduling_text, with_values
 from cluster.status import details_of
 from deploy import replica
-from deploy.requests import build_request, build_response, check_token
+from deploy.requests import build_request, build_response, check_call
 from deploy.text_model import TextModel, load_text_model
 from router.admission import ModelLimits
 from router.node import RouterNode
@@ -106,16 +106,15 @@ class Ingress:
         """Say what is served, and this router's counters."""
         with _statuses(grpc_context):
             self._check(grpc_context)
-            metrics = self._node.metrics()
             return pb.GetModelResponse(
                 model=self._config.model.target,
                 drafter=self._drafter,
                 max_model_len=self._node.limits.max_model_len,
                 vocab_size=self._node.limits.vocab_size,
-                verifiers=int(metrics["lanes"]),
-                drafters=sum(name.startswith("sessions.") for name in metrics),
+                verifiers=self._node.num_members("verifier"),
+                drafters=self._node.num_members("drafter"),
                 version=version("dspark-serve"),
-                metrics=metrics,
+                metrics=self._node.metrics(),
             )
 
     async def SetScheduling(  # noqa: N802
@@ -136,17 +135,18 @@ class Ingress:
     async def GetProfile(  # noqa: N802
         self, request: pb.GetProfileRequest, grpc_context: RayServegRPCContext
     ) -> pb.GetProfileResponse:
-        """Say what this router knows of the speed of its verifiers and drafters."""
+        """Say what all routers know of the speed of their verifiers and drafters."""
         with _statuses(grpc_context):
             self._check(grpc_context)
-            return pb.GetProfileResponse(json=json.dumps(self._node.profiles(), allow_nan=False))
+            report = await self._node.profiles()
+            return pb.GetProfileResponse(json=json.dumps(report, allow_nan=False))
 
     # --- grpc.health.v1 -----------------------------------------------------------------------
 
     async def Check(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, grpc_context: RayServegRPCContext
     ) -> health_pb2.HealthCheckResponse:
-        """SERVING once this router has a lane."""
+        """SERVING once this router has a lane, or knows another one that has."""
         with _statuses(grpc_context):
             if request.service not in ("", SERVICE):
                 raise ModelNotFound(
@@ -178,10 +178,15 @@ class Ingress:
             await self._node.stop()
 
     def _status(self) -> Any:
-        return _Status.SERVING if self._node.metrics()["lanes"] else _Status.NOT_SERVING
+        return _Status.SERVING if self._node.is_serving else _Status.NOT_SERVING
 
     def _check(self, context: RayServegRPCContext) -> None:
-        check_token(context.invocation_metadata(), self._config.cluster.auth_token)
+        cluster = self._config.cluster
+        check_call(
+            context.invocation_metadata(),
+            token=cluster.auth_token,
+            application=cluster.application,
+        )
 
 
 @contextmanager

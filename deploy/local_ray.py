@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import secrets
 import shutil
+import signal
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,7 +83,7 @@ def joined_ray(address: str) -> Iterator[None]:
 def _init(**options: Any) -> None:
     import ray
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _own_sigterm():
         warnings.simplefilter("ignore")  # Ray announces its coming defaults
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -91,6 +93,18 @@ def _init(**options: Any) -> None:
                 f"Ray did not start or answer: {first}",
                 hint="check free memory and disk; for --ray, the address and its `ray status`",
             ) from error
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, prints a stack and dies of it, and nothing that it started
+    here is cleaned up: give the signal back to whoever had it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _shutdown() -> None:

@@ -11,7 +11,13 @@ import numpy as np
 
 from cluster.api import dspark_v1_pb2 as pb
 from cluster.config import RouterConfig
-from cluster.errors import AuthError, BadSamplingParameter, InvalidRequest, Unsupported
+from cluster.errors import (
+    AuthError,
+    BadSamplingParameter,
+    InvalidRequest,
+    ModelNotFound,
+    Unsupported,
+)
 from cluster.wire import Sampling
 from deploy.text_model import TextModel
 from router.request import Delta, GenerateRequest
@@ -21,15 +27,23 @@ _ROLES: Final = ("system", "user", "assistant")
 _MODES: Final = {pb.MODE_COUPLED: "coupled", pb.MODE_REJECTION: "rejection"}
 
 
-def check_token(metadata: Sequence[tuple[str, str]], token: str) -> None:
-    """Refuse a call that does not carry the cluster's token, where there is one.
+def check_call(metadata: Sequence[tuple[str, str]], *, token: str, application: str) -> None:
+    """Refuse a call that does not carry the cluster's token, where there is one, or that names
+    another application: Serve takes any name for its only one's.
 
     Raises:
         AuthError: no token, or another one.
+        ModelNotFound: another application.
     """
-    if not token:
-        return
-    given = dict(metadata).get("authorization", "")
+    carried = dict(metadata)
+    if token:
+        _check_token(carried.get("authorization", ""), token)
+    asked = carried.get("application", "")
+    if asked not in ("", application):
+        raise ModelNotFound(f"no application {asked[:64]!r} here", hint=f"there is {application}")
+
+
+def _check_token(given: str, token: str) -> None:
     # compare_digest wants ASCII or bytes; a header may hold anything.
     if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
         raise AuthError(

@@ -12,6 +12,8 @@ import grpc
 from cluster.api import dspark_v1_pb2 as pb
 from cluster.api import dspark_v1_pb2_grpc as rpc
 from cluster.errors import DSparkError
+from cluster.status import error_of
+from dspark.applications import LIST_METHOD, names_none, names_of, no_application
 from dspark.client import (
     CANCEL_TIMEOUT_S,
     CHANNEL_OPTIONS,
@@ -19,7 +21,6 @@ from dspark.client import (
     Collected,
     checked_address,
     metadata_of,
-    typed_error,
 )
 from dspark.messages import (
     Chunk,
@@ -47,7 +48,7 @@ class AsyncGeneration(Collected):
             async for response in self._call:
                 yield self._take(response)
         except grpc.RpcError as error:
-            raise typed_error(error, self._client.address) from error
+            raise await self._client._typed(error) from error
         finally:
             if not self.finish_reason:
                 await self.close()
@@ -88,6 +89,7 @@ class AsyncClient:
     ) -> None:
         self.address = checked_address(address)
         self._timeout_s = timeout_s
+        self._application = application
         self._metadata = metadata_of(token, application)
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub: Any = rpc.DSparkStub(self._channel)
@@ -126,7 +128,7 @@ class AsyncClient:
         return dict(answer.scheduling)
 
     async def get_profile(self) -> dict[str, Any]:
-        """Ask the router what it knows of the speed of its verifiers and drafters."""
+        """Ask what all routers know of their pools' speed; see `Client.get_profile`."""
         request = pb.GetProfileRequest()
         return profile_of(await self._unary(self._stub.GetProfile, request, self._timeout_s))
 
@@ -149,4 +151,14 @@ class AsyncClient:
         try:
             return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise typed_error(error, self.address) from error
+            raise await self._typed(error) from error
+
+    async def _typed(self, error: Any) -> DSparkError:
+        """The error of our tree that a failed call stands for."""
+        if not names_none(error):
+            return error_of(error.code().name, error.details(), self.address)
+        names: list[str] = []
+        with contextlib.suppress(grpc.RpcError):
+            ask = self._channel.unary_unary(LIST_METHOD, response_deserializer=names_of)
+            names = await ask(b"", timeout=CANCEL_TIMEOUT_S)
+        return no_application(self._application, names)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -14,9 +15,12 @@ import grpc
 
 from cluster.api import dspark_v1_pb2 as pb
 from cluster.api import dspark_v1_pb2_grpc as rpc
+from cluster.application_name import check_application
 from cluster.environment import auth_token
 from cluster.errors import ConfigError, DSparkError
 from cluster.status import error_of
+from cluster.token import check_token
+from dspark.applications import LIST_METHOD, names_none, names_of, no_application
 from dspark.messages import (
     Chunk,
     Model,
@@ -35,6 +39,8 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.keepalive_time_ms", 30_000),
 )
+_ADDRESS: Final = re.compile(r"(?:[^\s:/\[\]]+|\[[0-9A-Fa-f:.%]+\]):([0-9]{1,5})", re.ASCII)
+_OWN_NAMES: Final = ("unix:", "unix-abstract:", "dns:", "ipv4:", "ipv6:")
 CANCEL_TIMEOUT_S: Final = 5.0
 """Of a cancel, which nobody should have to wait for."""
 
@@ -80,7 +86,7 @@ class Generation(Collected):
             for response in self._call:
                 yield self._take(response)
         except grpc.RpcError as error:
-            raise typed_error(error, self._client.address) from error
+            raise self._client._typed(error) from error
         finally:
             if not self.finish_reason:
                 self.close()
@@ -133,6 +139,7 @@ class Client:
     ) -> None:
         self.address = checked_address(address)
         self._timeout_s = timeout_s
+        self._application = application
         self._metadata = metadata_of(token, application)
         self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._stub: Any = rpc.DSparkStub(self._channel)
@@ -182,7 +189,13 @@ class Client:
         return dict(answer.scheduling)
 
     def get_profile(self) -> dict[str, Any]:
-        """Ask the router what it knows of the speed of its verifiers and drafters."""
+        """Ask what all routers know of the speed of their verifiers and drafters.
+
+        Returns:
+            ``verifiers`` and ``drafters``, each with the ``router`` that tells of it; ``routers``,
+            who told; ``unanswered``, the routers that did not, and why; ``untold``, the live
+            verifiers that nobody told of; as `GetProfileResponse` says.
+        """
         request = pb.GetProfileRequest()
         return profile_of(self._unary(self._stub.GetProfile, request, self._timeout_s))
 
@@ -205,29 +218,47 @@ class Client:
         try:
             return method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            raise typed_error(error, self.address) from error
+            raise self._typed(error) from error
+
+    def _typed(self, error: Any) -> DSparkError:
+        """The error of our tree that a failed call stands for."""
+        if not names_none(error):
+            return error_of(error.code().name, error.details(), self.address)
+        names: list[str] = []
+        with contextlib.suppress(grpc.RpcError):
+            ask = self._channel.unary_unary(LIST_METHOD, response_deserializer=names_of)
+            names = ask(b"", timeout=CANCEL_TIMEOUT_S)
+        return no_application(self._application, names)
 
 
 def checked_address(address: str) -> str:
-    """The address, if gRPC does not read another one out of it: it wraps large ports around.
+    """The address, if gRPC does not read another one out of it: it wraps large ports around, and
+    takes 443 where there is none.
 
     Raises:
-        ConfigError: empty, or a port out of range.
+        ConfigError: not HOST:PORT, nor one of gRPC's own names, as unix:PATH.
     """
-    host, _, port = address.rpartition(":")
-    if not address.strip() or (host and port.isdecimal() and not 0 < int(port) < 1 << 16):
-        raise ConfigError(f"no address: {address!r}", hint="HOST:PORT, the port from 1 to 65535")
+    if address.startswith(_OWN_NAMES):
+        return address
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match[1]) < 1 << 16:
+        raise ConfigError(
+            f"no address: {address[:128]!r}",
+            hint="HOST:PORT, the port from 1 to 65535, without http://",
+        )
     return address
 
 
 def metadata_of(token: str | None, application: str) -> tuple[tuple[str, str], ...]:
     """What every call carries: the application's name, and the token of the caller or else of the
-    environment."""
+    environment.
+
+    Raises:
+        ConfigError: a token or name that no call can carry.
+    """
+    if application:
+        check_application(application)
     secret = auth_token() if token is None else token
+    check_token(secret)
     pairs = [("application", application)] if application else []
     return tuple(pairs + ([("authorization", f"Bearer {secret}")] if secret else []))
-
-
-def typed_error(error: Any, address: str) -> DSparkError:
-    """The error of our tree that a failed call stands for."""
-    return error_of(error.code().name, error.details(), address)

@@ -147,7 +147,19 @@ def build_request(
             **plain,
         )
     except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest(f"a value does not fit the request: {error}") from error
+        odd = _misfit(pb.Sampling, sampling) or _misfit(pb.GenerateRequest, plain)
+        raise InvalidRequest(f"{odd or 'a value'} does not fit the request: {error}") from error
+
+
+def _misfit(message: Any, values: Mapping[str, Any]) -> str:
+    """The first of these values that a message cannot hold, with its name; empty if it is none of
+    them."""
+    for name, value in values.items():
+        try:
+            message(**{name: value})
+        except (TypeError, ValueError, OverflowError):
+            return f"{name} {str(value)[:64]!r}"
+    return ""
 
 
 def _message(message: Mapping[str, str]) -> pb.Message:

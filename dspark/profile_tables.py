@@ -59,18 +59,35 @@ def figures(profile: ProfileSnapshot) -> list[str]:
 
 
 def link_table(drafters: Sequence[Mapping[str, Any]]) -> Table:
-    """Draft times and round trips, by drafter."""
+    """Draft times and round trips, by drafter and the router at the other end."""
     table = Table(title="drafter links")
-    for column in ("drafter", "sessions", "blocks", "round trip ms", "draft ms, by blocks"):
+    for column in ("drafter", "router", "sessions", "blocks", "round trip ms"):
         table.add_column(column)
+    table.add_column("draft ms, by blocks")
     for link in drafters:
         trip_s = link.get("round_trip_s")
         times = link.get("draft_s") or {}
         table.add_row(
             str(link.get("drafter", "")),
+            str(link.get("router", "")),
             str(link.get("sessions", "")),
             str(link.get("num_samples", "")),
             "not known" if trip_s is None else f"{1e3 * trip_s:.1f}",
             ", ".join(f"{n}: {1e3 * seconds:.1f}" for n, seconds in times.items()),
         )
     return table
+
+
+def gaps(report: Mapping[str, Any]) -> list[str]:
+    """Lines on what a server's report does not tell: routers without an answer, and verifiers that
+    nobody told of."""
+    silent = [
+        f"warning: router {item.get('router')} did not answer: {item.get('why')}"
+        for item in report.get("unanswered") or []
+    ]
+    untold = [
+        f"warning: nothing known of verifier {item.get('verifier')}: "
+        + (f"router {item['router']} leads it" if item.get("router") else "no router leads it")
+        for item in report.get("untold") or []
+    ]
+    return silent + untold

@@ -13,6 +13,7 @@ PICTURES: Final = ("lengths", "positions", "depths", "batches")
 """A report's pictures, `REPORT-NAME.png` beside it."""
 PICTURES_BY_DRAFTER: Final = ("thresholds-", "reliability-")
 """Starts of the names of those that there is one of for each drafter."""
+_PNG: Final = b"\x89PNG"
 
 
 def check_writable(path: Path, *, mark: str = "rows") -> None:
@@ -55,6 +56,27 @@ def check_folder(path: Path, flag: str) -> None:
         raise ConfigError(
             f"{flag}: cannot write to {path}: {error.strerror}", hint="name a folder of yours"
         ) from error
+
+
+def check_picture(path: Path, flag: str) -> None:
+    """Find out before the work whether its picture, a PNG, can be written.
+
+    Raises:
+        ConfigError: it cannot, or would replace something that is no picture.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{flag}: {path} is a folder", hint="name a file")
+    try:
+        is_other = path.exists() and not path.read_bytes().startswith(_PNG)
+    except OSError as error:
+        raise ConfigError(
+            f"{flag}: cannot read {path}: {error.strerror}", hint="name another file"
+        ) from error
+    if is_other:
+        raise ConfigError(
+            f"{flag}: {path} exists and is no PNG", hint="name another file, or delete it"
+        )
+    check_folder(path.parent, flag)
 
 
 def remove_pictures(path: Path) -> None:

@@ -65,7 +65,7 @@ def check_request(request: GenerateRequest, limits: ModelLimits) -> int:
             hint=f"at most {limits.max_model_len - 1} leave room for an answer",
         )
     if request.max_new_tokens < 1:
-        raise InvalidRequest(f"max_new_tokens {request.max_new_tokens}", hint="at least 1")
+        raise InvalidRequest(f"max_tokens {request.max_new_tokens}", hint="at least 1")
     if request.deadline_s is not None and not 0 < request.deadline_s < math.inf:
         raise InvalidRequest(
             f"deadline of {request.deadline_s} s", hint="must be over 0 and finite"

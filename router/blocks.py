@@ -19,9 +19,10 @@ from cluster.wire import Blocks
 F64 = NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class DraftBlock:
-    """A checked block of one session."""
+    """A checked block of one session. Nobody changes it; frozen, it would take three times as long
+    to make, and one is made for every row of every round."""
 
     rid: int
     epoch: int

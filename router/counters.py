@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.wire import StepResult
-from router.blocks import DraftBlock
+from router.lane_request import Emission
 
 
 @dataclass(kw_only=True)
@@ -70,16 +71,13 @@ class LaneCounters:
             self.step_s += result.step_s
             self.predicted_step_s += predicted_step_s
 
-    def count_row(
-        self, block: DraftBlock | None, num_verified: int, num_accepted: int, num_emitted: int
-    ) -> None:
-        """One verify row that came back."""
-        self.num_verify_rows += 1
-        self.num_verified += num_verified
-        self.num_accepted += num_accepted
-        self.num_emitted += num_emitted
-        if block is not None:
-            self.num_proposed += len(block.ids)
+    def count_rounds(self, rounds: Sequence[Emission]) -> None:
+        """The verify rows of one step."""
+        self.num_verify_rows += len(rounds)
+        self.num_proposed += sum([o.num_proposed for o in rounds])
+        self.num_verified += sum([o.num_verified for o in rounds])
+        self.num_accepted += sum([o.num_accepted for o in rounds])
+        self.num_emitted += sum([len(o.token_ids) for o in rounds])
 
     def snapshot(self) -> dict[str, float]:
         """Flat, for metrics: ``stale.epoch`` and the like for the counted reasons."""

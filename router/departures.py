@@ -66,7 +66,7 @@ class Departures:
         rebinds = [rebind_of(r) for r in rows if self._sessions.rebind(r, now)]
         asks = self._asks(rows, lengths)
         planned = [
-            PlannedRow(request=request, num_draft=length, want_draft=ask)
+            PlannedRow(request, length, ask)
             for request, length, ask in zip(rows, lengths, asks, strict=True)
         ]
         step = pack_step(
@@ -100,8 +100,10 @@ class Departures:
         queued = list(self._roster.within(Phase.QUEUED).values())
         for request in queued:
             self._sessions.bind(request)
-            request.asks_first = self._asks_first(request)
             request.enter(Phase.PREFILLING, now)
+        if queued:
+            for request, asks in zip(queued, self._asks_first(queued), strict=True):
+                request.asks_first = asks
         return queued
 
     def _asks(self, rows: Sequence[LaneRequest], lengths: Sequence[int]) -> list[bool]:
@@ -112,16 +114,18 @@ class Departures:
             return [r.drafter is not None and r.wants_draft for r in rows]
         return self._gate.ask(rows, lengths, self._decoding(rows))
 
-    def _asks_first(self, request: LaneRequest) -> bool:
-        """Whether to ask for the block behind the prompt of a request."""
+    def _asks_first(self, queued: Sequence[LaneRequest]) -> list[bool]:
+        """For which requests that are admitted now to ask for the block behind the prompt."""
         if not self._lengths.verifies_drafts:
-            return False
-        return self._gate is None or self._gate.ask_first(request, self._decoding([request]))
+            return [False] * len(queued)
+        if self._gate is None:
+            return [True] * len(queued)
+        return self._gate.ask_first(queued, self._decoding(queued, (*DECODING, Phase.PREFILLING)))
 
-    def _decoding(self, now: Sequence[LaneRequest]) -> Decoding:
-        """What is decoded, these included, which are decided about now."""
+    def _decoding(self, now: Sequence[LaneRequest], phases: Sequence[Phase] = DECODING) -> Decoding:
+        """What is decoded, or in one of these phases, and those that are decided about now."""
         rids = {request.rid for request in now}
-        within = [r for phase in DECODING for r in self._roster.within(phase).values()]
+        within = [r for phase in phases for r in self._roster.within(phase).values()]
         others = [request for request in within if request.rid not in rids]
         load = self._gathering.load_of([*now, *others], 0, 0)
         room = max(self._lease.max_step_tokens - load.num_tokens, 0)

@@ -21,8 +21,8 @@ Shape legend: R rows, G most drafts of a row that may be verified.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,8 +30,7 @@ import numpy as np
 from cluster.config import SchedulingConfig
 from cluster.errors import Unsupported
 from cluster.noise import KEYED, Stream
-from cluster.sampling import REGIMES, regime_of
-from cluster.wire import Sampling
+from cluster.sampling import REGIMES
 from router.blocks import DraftBlock
 from router.counters import LaneCounters
 from router.lane_request import Emission, LaneRequest
@@ -49,7 +48,8 @@ class Judged(NamedTuple):
     """A row that came back with its block judged."""
 
     block: DraftBlock
-    sampling: Sampling
+    regime: int
+    """`LaneRequest.regime`."""
     emission: Emission
 
 
@@ -116,7 +116,7 @@ class DraftLengths:
         lengths_R = self._follow(step)
         self._policy.remember(step)
         if self._policy.weighs:
-            self._widen(rows, step.num_drafts_R, lengths_R, room)
+            self._widen(rows, step, lengths_R, room)
         chosen: list[int] = lengths_R.tolist()
         return chosen
 
@@ -125,8 +125,9 @@ class DraftLengths:
         usable = [_usable(request) for request in rows]
         width_R = np.array([len(confidence) for confidence in usable], np.int64)
         there_RG, confidence_RG = _grid(usable, width_R)
-        regime_R = _regimes(request.sampling for request in rows)
+        regime_R = np.array([request.regime for request in rows], np.int64)
         recalibrated_RG = self._recalibrator.apply(confidence_RG, regime_R)
+        overhead_s = self._profile.overhead_s
         most = load.num_tokens + max(min(int(width_R.sum()), room), 0)
         return PolicyInput(
             survival_RG=np.where(there_RG, recalibrated_RG, 0.0).cumprod(axis=1),
@@ -134,9 +135,21 @@ class DraftLengths:
             deterministic_R=np.array([not _is_drawn(request) for request in rows]),
             weight_R=weights(rows),
             rids=np.array([request.rid for request in rows], np.int64),
-            step_s_B=self._profile.curve_s(load, most) + self._profile.overhead_s,
+            step_s_B=self._profile.curve_s(load, most) + (overhead_s - self._prompt_s(load)),
             num_fixed_tokens=load.num_tokens - len(rows),
         )
+
+    def _prompt_s(self, load: StepLoad) -> float:
+        """What the prompt tokens of a step add to it.
+
+        Drafts do not pay for them: every request needs its prompt computed once, however its tokens
+        are made. Were that time counted, verifying more beside it would look cheap, and decoding as
+        a whole would take longer.
+        """
+        if not load.num_prefill:
+            return 0.0
+        plain = replace(load, num_tokens=load.num_tokens - load.num_prefill, num_prefill=0)
+        return max(self._profile.step_s(load) - self._profile.step_s(plain), 0.0)
 
     def _follow(self, step: PolicyInput) -> I32:
         """What the policy says, or the size that the profile wants to know about."""
@@ -163,25 +176,28 @@ class DraftLengths:
         verified = [row.block.confidence[: row.emission.num_verified] for row in judged]
         verified_R = np.array([len(confidence) for confidence in verified], np.int64)
         there_RG, confidence_RG = _grid(verified, verified_R)
-        regime_R = _regimes(row.sampling for row in judged)
-        promised_RG = self._recalibrator.apply(confidence_RG, regime_R)
-        survival_RG = np.where(there_RG, promised_RG, 0.0).cumprod(axis=1)
-        self._counters.expected_accepted += float(survival_RG.sum())
-        self._recalibrator.learn(
+        promised_RG = self._recalibrator.learn(
             confidence_RG,
-            regime_R,
+            np.array([row.regime for row in judged], np.int64),
             num_reached_R=np.array([row.emission.num_reached for row in judged], np.int64),
             num_accepted_R=np.array([row.emission.num_accepted for row in judged], np.int64),
         )
+        survival_RG = np.where(there_RG, promised_RG, 0.0).cumprod(axis=1)
+        self._counters.expected_accepted += float(survival_RG.sum())
 
-    def _widen(self, rows: Sequence[LaneRequest], width_R: I64, lengths_R: I32, room: int) -> None:
+    def _widen(
+        self, rows: Sequence[LaneRequest], step: PolicyInput, lengths_R: I32, room: int
+    ) -> None:
         """Widen the rows whose turn it is to look further, in place."""
-        cut = np.flatnonzero(lengths_R < width_R).tolist()
-        rids = np.array([rows[r].rid for r in cut], np.uint64)
-        anchors = np.array([rows[r].anchor for r in cut], np.int64)
+        width_R = step.num_drafts_R
+        cut = np.flatnonzero(lengths_R < width_R)
+        rids = step.rids[cut].astype(np.uint64)
+        anchors = np.array([rows[r].anchor for r in cut.tolist()], np.int64)
         turn = KEYED.uniform(Stream.EXPLORE, rids, anchors, 0) < self._explore_fraction
+        if not turn.any():
+            return
         left = room - int(lengths_R.sum())
-        for r in itertools.compress(cut, turn):
+        for r in cut[turn].tolist():
             more = min(int(width_R[r] - lengths_R[r]), left)
             lengths_R[r] += more
             left -= more
@@ -189,20 +205,16 @@ class DraftLengths:
             self._counters.num_explored += more
 
 
-def _regimes(samplings: Iterable[Sampling]) -> I64:
-    """Indices [R] into `REGIMES`."""
-    return np.array([REGIMES.index(regime_of(sampling)) for sampling in samplings], np.int64)
-
-
 def _is_drawn(request: LaneRequest) -> bool:
     """Whether its drafts were sampled, and will be judged by what they were sampled from."""
     drawn_from = None if request.block is None else request.block.q
-    return drawn_from is not None and regime_of(request.sampling) == "rejection"
+    return drawn_from is not None and REGIMES[request.regime] == "rejection"
 
 
 def _usable(request: LaneRequest) -> F64:
     """Confidences of the drafts in hand that may be verified."""
-    return _NONE if request.block is None else request.block.confidence[: request.max_draft]
+    block = request.block
+    return _NONE if block is None else block.confidence[: request.max_draft]
 
 
 def _grid(ragged: Sequence[F64], width_R: I64) -> tuple[Bools, F64]:

@@ -4,7 +4,9 @@ For n = 0..C requests asked, ranked by what their blocks are worth at each level
 
 * one group: all rows, then all drafting, ``(R + A) / (T(R + N) + drafting)``;
 * two groups by turns, where drafting hides behind the other group's step and rows without a draft
-  are in every step: ``(2 R - n + A) / max(2 T(half), T(half) + drafting)``.
+  are in every step: ``(2 R - n + A) / max(2 T(half), T(half) + drafting)``;
+
+with tokens weighed by what they are worth (`router.slo`).
 
 The lane's gather rule (`router.gather`) then finds out by itself which of them it is in.
 
@@ -14,6 +16,7 @@ Shape legend: C candidates, n = 0..C of them asked, L levels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,9 +52,8 @@ class Round:
     """Of a token of each request that is decoded, summed."""
     gap_s: float
     """Between two steps, drafting apart."""
-    plain_factor: float = 1.0
-    drafted_factor: float = 1.0
-    """How much longer than predicted plain and drafted rounds take."""
+    slow_down: Callable[[F64], F64] = np.ones_like
+    """How many times longer than predicted rounds take, by share of rows drafted for."""
     takes_turns: bool = False
     """Whether there may be two groups."""
 
@@ -66,8 +68,8 @@ class DraftPlan:
     """Drafts that the chosen ones' blocks are expected to give."""
     gain: float
     """Tokens per second over those of plain decoding."""
-    gain_of_all: float
-    """The same if every candidate is asked."""
+    gains: F64
+    """[C + 1] the same if the best n = 0..C are asked."""
     plain_s: float
     """Seconds of a plain round."""
 
@@ -98,7 +100,9 @@ def best_plan(
     weight_nL = _sums(weight_C[:, None] * worth.accepted, order_CL)
     rate_nL = _one_group(weight_nL, verified_nL, drafting, facts)
     if facts.takes_turns and facts.load.num_rows > 1:
-        np.maximum(rate_nL, _two_groups(weight_nL, verified_nL, drafting, facts), out=rate_nL)
+        rows_nL = _sums(np.broadcast_to(weight_C[:, None], order_CL.shape), order_CL)
+        turns_nL = _two_groups(weight_nL, verified_nL, rows_nL, drafting, facts)
+        np.maximum(rate_nL, turns_nL, out=rate_nL)
     rate_nL[1:][verified_nL[1:] > facts.room] = 0.0
     plain = float(rate_nL[0, 0])
     n, level = divmod(int(rate_nL.argmax()), rate_nL.shape[1])
@@ -110,7 +114,7 @@ def best_plan(
         chosen=chosen_C,
         accepted=float(accepted_nL[n, level]),
         gain=float(rate_nL[n, level]) / plain,
-        gain_of_all=float(rate_nL[-1].max()) / plain,
+        gains=rate_nL.max(axis=1) / plain,
         plain_s=facts.total_weight / plain,
     )
 
@@ -120,15 +124,21 @@ def _one_group(weight_nL: F64, verified_nL: F64, drafting: Drafting, facts: Roun
     load = facts.load
     round_nL = _step_s(facts, load, load.num_tokens + verified_nL)
     round_nL += (facts.gap_s + drafting.latency_s)[:, None]
-    round_nL[0] *= facts.plain_factor
-    round_nL[1:] *= facts.drafted_factor
+    round_nL *= facts.slow_down(np.arange(len(round_nL)) / load.num_rows)[:, None]
     round_nL += drafting.priced_s[:, None]
     rate_nL: F64 = (facts.total_weight + weight_nL) / round_nL
     return rate_nL
 
 
-def _two_groups(weight_nL: F64, verified_nL: F64, drafting: Drafting, facts: Round) -> F64:
-    """Weighted tokens per second [n, L]; 0 for n = 0."""
+def _two_groups(
+    weight_nL: F64, verified_nL: F64, rows_nL: F64, drafting: Drafting, facts: Round
+) -> F64:
+    """Weighted tokens per second [n, L]; 0 for n = 0.
+
+    Args:
+        rows_nL: weight of a token of each row that is asked, summed: one token less than the plain
+            ones have.
+    """
     load = facts.load
     asked_n = np.arange(len(verified_nL))
     tokens_nL = load.num_tokens - asked_n[:, None] / 2 + verified_nL / 2
@@ -144,8 +154,7 @@ def _two_groups(weight_nL: F64, verified_nL: F64, drafting: Drafting, facts: Rou
     step_nL = (1 - share_n) * whole_nL + share_n * half_nL + facts.gap_s
     latency_n = drafting.latency_s[(asked_n + 1) // 2]
     cycle_nL = step_nL + np.maximum(step_nL, latency_n[:, None]) + drafting.priced_s[:, None]
-    plain_weight_n = facts.total_weight * (1 - asked_n / load.num_rows)
-    rate_nL: F64 = (facts.total_weight + plain_weight_n[:, None] + weight_nL) / cycle_nL
+    rate_nL: F64 = (2 * facts.total_weight - rows_nL + weight_nL) / cycle_nL
     rate_nL[0] = 0.0
     return rate_nL
 

@@ -19,6 +19,12 @@ _LOSS: Final = 0.0025
 """Share of throughput that drafted rounds may cost where drafting does not pay. They come in pairs.
 """
 _MOST: Final = 1 / 64
+_PART: Final = 1 / 8
+_LEAST: Final = 4
+"""Of a lane without drafts, a share of the rows is asked, at least so many: what texts are worth
+can be told from a few, at a fraction of what all of them cost."""
+_WHOLE: Final = 1 / 8
+"""Of these probes, all rows are asked: that tells what so many at once take."""
 _ROWS: Final = 1 / 64
 _PLAIN: Final = 1 / 64
 _CLEARLY_PAYS: Final = 1.3
@@ -35,7 +41,7 @@ def probe(
 ) -> set[int]:
     """Requests to ask for in the end.
 
-    * Nothing was chosen: now and then all are asked, the less often the more that loses.
+    * Nothing was chosen: now and then some are asked, or all, the less often the more that loses.
     * Something was, and the device is shared: now and then none is, to see the difference.
     * Else those passed over are asked once in a while.
 
@@ -46,10 +52,13 @@ def probe(
         shared: whether drafting takes from the verifier.
     """
     first = min(candidates, key=lambda request: request.rid)
+    draw = _draw([first])[0] / num_rounds
     if not chosen:
-        rate = min(_MOST, _LOSS / max(1 - plan.gain_of_all, _LOSS))
-        return {r.rid for r in candidates} if _draw([first])[0] < num_rounds * rate else chosen
-    if shared and plan.gain < _CLEARLY_PAYS and _draw([first])[0] < num_rounds * _PLAIN:
+        if draw < _WHOLE * _rate(plan, len(candidates)):
+            return {request.rid for request in candidates}
+        num = num_sampled(len(candidates))
+        return sample(candidates) if draw < _rate(plan, num) else chosen
+    if shared and plan.gains.max() < _CLEARLY_PAYS and draw < _PLAIN:
         return set()
     passed = [request for request in candidates if request.rid not in chosen]
     if not passed:
@@ -58,7 +67,24 @@ def probe(
     return chosen | {r.rid for r, yes in zip(passed, turn, strict=True) if yes}
 
 
-def _draw(requests: Sequence[LaneRequest]) -> NDArray[np.float64]:
+def sample(candidates: Sequence[LaneRequest]) -> set[int]:
+    """Ids of a few of these requests, others each time."""
+    order = np.argsort(_draw(candidates, index=1), kind="stable")
+    return {candidates[n].rid for n in order[: num_sampled(len(candidates))].tolist()}
+
+
+def num_sampled(num_rows: int) -> int:
+    """Rows that are asked of so many where a few will do."""
+    return min(num_rows, max(_LEAST, round(num_rows * _PART)))
+
+
+def _rate(plan: DraftPlan, num_asked: int) -> float:
+    """How often so many may be asked though that does not pay."""
+    num_asked = min(num_asked, len(plan.gains) - 1)
+    return min(_MOST, _LOSS / max(1 - float(plan.gains[num_asked]), _LOSS))
+
+
+def _draw(requests: Sequence[LaneRequest], *, index: int = 0) -> NDArray[np.float64]:
     rids = np.array([request.rid for request in requests], np.uint64)
     anchors = np.array([request.anchor for request in requests], np.int64)
-    return KEYED.uniform(Stream.GATE, rids, anchors, 0)
+    return KEYED.uniform(Stream.GATE, rids, anchors, index)

@@ -7,6 +7,8 @@ reason and dropped: a draft never stops a request, it only goes without.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from router.blocks import DraftBlock, Malformed
@@ -85,19 +87,24 @@ class DraftSessions:
 
     # --- blocks -------------------------------------------------------------------------------
 
-    def expect(self, request: LaneRequest, now: float) -> None:
-        """A block was asked for behind the request's new anchor: wait for it."""
+    def expect(self, request: LaneRequest, now: float, *, num_blocks: int = 0) -> None:
+        """A block was asked for behind the request's new anchor: wait for it.
+
+        Args:
+            num_blocks: that its drafter was asked for with it; 0: not known.
+        """
         drafter = request.drafter
-        link = self._book.link(drafter.drafter_id) if drafter else None
-        if drafter is None or link is None or request.max_draft == 0:
+        link = self._book.link(drafter.drafter_id) if drafter is not None else None
+        if drafter is None or link is None or request.remaining < 2:
             request.enter(Phase.READY, now)
             return
-        request.asks[request.anchor] = now
+        asks = request.asks
+        asks[request.anchor] = now
         if request.behind:
             self._behind[drafter.drafter_id] = now
-        while len(request.asks) > _KEPT_ASKS:
-            del request.asks[min(request.asks)]
-        request.due = now + link.wait_s()
+        while len(asks) > _KEPT_ASKS:
+            del asks[min(asks)]
+        request.due = now + link.wait_s(num_blocks)
         request.enter(Phase.AWAITING, now)
         early, request.early = request.early, None
         if early is not None:
@@ -106,8 +113,10 @@ class DraftSessions:
     def expire(self, request: LaneRequest, now: float) -> None:
         """The block did not come in time: the request goes without."""
         self._counters.num_late_drafts += 1
-        if request.drafter and (link := self._book.link(request.drafter.drafter_id)):
-            link.miss()
+        asked = request.asks.get(request.anchor)
+        link = self._book.link(request.drafter.drafter_id) if request.drafter else None
+        if link is not None and asked is not None:
+            link.miss(asked)
         request.enter(Phase.READY, now)
 
     def take(
@@ -118,30 +127,62 @@ class DraftSessions:
         The verifier tells the drafter first and us next, over another stream: a quick drafter's
         block may come before the result that it follows. It is judged when that is in.
         """
+        self.take_all(drafter_id, {block.rid: request}, [block], now)
+
+    def take_all(
+        self,
+        drafter_id: str,
+        requests: Mapping[int, LaneRequest],
+        blocks: Iterable[DraftBlock | Malformed],
+        now: float,
+    ) -> None:
+        """The same for the blocks of one frame; how long they took is learnt when all are in.
+
+        Args:
+            requests: of the lane, by id.
+        """
+        heard = []
+        for block in blocks:
+            request = requests.get(block.rid)
+            if request is None:
+                self._counters.stale["unknown"] += 1
+                continue
+            asked = self._take(drafter_id, request, block, now)
+            if asked is not None:
+                heard.append((asked, block.batch_size, block.draft_s))
+        link = self._book.link(drafter_id)
+        if link is None:
+            return
+        for (asked, batch_size, draft_s), same in itertools.groupby(heard):
+            link.observe(
+                batch_size,
+                draft_s,
+                now - asked,
+                weight=1 / max(batch_size, 1),
+                usual=self._behind.get(drafter_id) != asked,
+                times=len(list(same)),
+            )
+
+    def _take(
+        self, drafter_id: str, request: LaneRequest, block: DraftBlock | Malformed, now: float
+    ) -> float | None:
+        """One of them; when it was asked for, None if it was not."""
         if request.drafter is None or request.drafter.drafter_id != drafter_id:
             self._counters.stale["drafter"] += 1
-            return
+            return None
         if block.epoch != request.session_epoch:
             self._counters.stale["epoch"] += 1
-            return
-        if block.anchor > request.anchor and request.phase in (Phase.PREFILLING, Phase.IN_STEP):
+            return None
+        anchor, phase = request.anchor, request.phase
+        if block.anchor > anchor and phase in (Phase.PREFILLING, Phase.IN_STEP):
             request.early = block
-            return
+            return None
         asked = request.asks.pop(block.anchor, None)
-        if asked is not None and (link := self._book.link(drafter_id)):
-            each = 1 / max(block.batch_size, 1)
-            link.observe(
-                block.batch_size,
-                block.draft_s,
-                now - asked,
-                weight=each,
-                usual=self._behind.get(drafter_id) != asked,
-            )
-        if block.anchor != request.anchor:
+        if block.anchor != anchor:
             self._counters.stale["anchor"] += 1
         elif asked is None:
             self._counters.stale["unasked"] += 1
-        elif request.phase not in (Phase.AWAITING, Phase.READY):
+        elif phase not in (Phase.AWAITING, Phase.READY):
             self._counters.stale["late"] += 1
         elif isinstance(block, Malformed):
             self._counters.num_malformed += 1
@@ -153,3 +194,4 @@ class DraftSessions:
         else:
             request.block, request.num_unbinds = block, 0
             request.enter(Phase.READY, now)
+        return asked

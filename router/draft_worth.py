@@ -43,12 +43,14 @@ NUM_LEVELS: Final = AS_VERIFIED + 1
 _OWN_KEPT: Final = 0.9
 """Of a request's curves, with each new block of its own."""
 _KEPT_PLAIN: Final = 0.98
-"""Of those, and of the weight of a mean, with each round without one."""
+"""Of those with each round without one."""
 _OWN_PRIOR: Final = 3.0
 """Blocks that the mean of the regime weighs as much as."""
-_MEAN_KEPT: Final = 1 - 1 / 32
+_MEAN_KEPT: Final = 1 - 1 / 128
 """Of the mean of a regime, with each block: over several requests, not over the latest one's, or a
 single text that drafts badly would stand for all that follow."""
+_MEAN_KEPT_PLAIN: Final = 0.995
+"""Of its weight, with each round without a block."""
 _FIRST_SURVIVAL: Final = np.power(0.8, np.arange(1, 8))
 """Of the block that is expected before any was seen: hopeful, so that drafting is tried."""
 _FIRST_WEIGHT: Final = 4.0
@@ -60,7 +62,7 @@ _OWN_TOLD_PRIOR: Final = 48.0
 _TOLD_BOUNDS: Final = (0.05, 1.5)
 _PLACES: Final = 32
 """With figures of their own; those behind share the last one's."""
-_KNOWN_BLOCKS: Final = 96
+_KNOWN_BLOCKS: Final = 48
 """From so many blocks on a regime is known: the recalibrator has samples by then."""
 
 
@@ -69,6 +71,27 @@ class Worth(NamedTuple):
 
     accepted: F64
     verified: F64
+
+
+def down_to(worth: Worth, survival_RP: F64) -> Worth:
+    """Outcomes [R, P] at other levels than `LEVELS`, between which they are straight; at a survival
+    of 1 nothing is verified.
+
+    Args:
+        worth: at `LEVELS`.
+        survival_RP: down to which drafts are verified, by row.
+    """
+    place_RP = survival_RP.clip(0.0, 1.0) * len(LEVELS)
+    low_RP = np.minimum(place_RP.astype(np.int64), len(LEVELS) - 1)
+    share_RP = place_RP - low_RP
+
+    def between(curve_RL: F64) -> F64:
+        padded = np.pad(curve_RL, ((0, 0), (0, 1)))
+        low, high = (np.take_along_axis(padded, low_RP + n, axis=1) for n in (0, 1))
+        outcome_RP: F64 = low + share_RP * (high - low)
+        return outcome_RP
+
+    return Worth(between(worth.accepted), between(worth.verified))
 
 
 class DraftWorth:
@@ -161,7 +184,7 @@ class DraftWorth:
             self._kept[row_R] *= kept
             # What was true when there were blocks must not outweigh the next one for ever.
             regimes = np.unique(self._regime[row_R])
-            faded = self._mean_weight[regimes] * kept
+            faded = self._mean_weight[regimes] * _MEAN_KEPT_PLAIN**num_rounds
             self._mean_weight[regimes] = np.maximum(faded, _FIRST_WEIGHT)
 
     def judge(self, rids: Sequence[int], promised: Sequence[F64], accepted_R: I64) -> None:

@@ -49,7 +49,7 @@ class GateRhythm:
         return self._met[num_rows.bit_length()] < _FIRST_ROUNDS
 
     def begin(self, num_rows: int) -> bool:
-        """A round to learn from at such a load: whether it is the turn of a plain one, of which
+        """A round to learn from at such a load: whether it is the turn of a contrary one, of which
         there are a few for comparison."""
         self._met[num_rows.bit_length()] += 1
         return self._met[num_rows.bit_length()] % _FIRST_ROUNDS == 0

@@ -45,6 +45,9 @@ class Crew:
     """Requests that decode without: they are in every step."""
     tokens_per_row: float
     """That the round of a drafting request emits, at least 1."""
+    drafting_weight: float = 1.0
+    plain_weight: float = 1.0
+    """Of a token of a mean request of either kind."""
     latency: Latency
     """Of their blocks, from the result of a step."""
     draft_s: Callable[[int], float] = lambda num_blocks: 0.0
@@ -67,7 +70,7 @@ class Regime:
     """Drafting rows of a step: with as many it goes at once, and with no more if others then wait
     for nothing."""
     rate: float
-    """Tokens per second."""
+    """Weighted tokens per second."""
     patience_s: float
     """How long it pays to wait for one row more."""
 
@@ -96,7 +99,7 @@ def steady_regime(crew: Crew, step_s: StepTime, *, num_groups: int) -> Regime:
         num_groups=best,
         group=group,
         rate=best_rate,
-        patience_s=max(crew.tokens_per_row / best_rate - row_s, 0.0),
+        patience_s=max(crew.drafting_weight * crew.tokens_per_row / best_rate - row_s, 0.0),
     )
 
 
@@ -138,7 +141,7 @@ def _left_s(wave: Wave, now: float) -> float:
 
 
 def _rate(crew: Crew, step_s: StepTime, k: int) -> float:
-    """Tokens per second with k groups, all but the last of the same size."""
+    """Weighted tokens per second with k groups, all but the last of the same size."""
     group = -(-crew.num_drafting // k)
     num_full, rest = divmod(crew.num_drafting, group)
     one_s = step_s(group)
@@ -149,7 +152,8 @@ def _rate(crew: Crew, step_s: StepTime, k: int) -> float:
     alone_s = one_s + crew.link_s + crew.latency.mean_s + crew.latency.deviation_s
     drafters_s = num_full * crew.draft_s(group) + (crew.draft_s(rest) if rest else 0.0)
     cycle_s = max(busy_s, alone_s, drafters_s)
-    return (crew.num_drafting * crew.tokens_per_row + num_steps * crew.num_plain) / cycle_s
+    drafted = crew.num_drafting * crew.drafting_weight * crew.tokens_per_row
+    return (drafted + num_steps * crew.num_plain * crew.plain_weight) / cycle_s
 
 
 def _group_counts(most: int) -> Iterator[int]:

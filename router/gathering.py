@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from cluster.config import SchedulingConfig
 from cluster.wire import Lease
 from router.drafter_book import DrafterBook
@@ -16,9 +18,10 @@ from router.flights import MOST, Flight, Flights
 from router.gather import Crew, Regime, go_at, steady_regime
 from router.lane_request import DECODING, LaneRequest, Phase
 from router.link_profile import LinkProfile
-from router.prompt_budget import chunk_tokens, least_chunk
+from router.prompt_budget import chunk_tokens, least_chunk, stretch
 from router.roster import Latency, Roster, Wave
 from router.row_means import RowMeans
+from router.slo import weights
 from router.step_load import StepLoad
 from router.throughput import ThroughputProfile
 
@@ -175,7 +178,13 @@ class Gathering:
             return most  # nobody decodes
         if num_rows:
             alone_s = self._profile.step_s(self._load(num_rows, 0))
-            limit_s = alone_s * (1 + self.scheduling.prefill_stretch)
+            waiting = (Phase.PREFILLING, Phase.QUEUED)
+            share = stretch(
+                self.scheduling.prefill_stretch,
+                num_waiting=sum(len(self._roster.within(phase)) for phase in waiting),
+                num_decoding=num_rows,
+            )
+            limit_s = alone_s * (1 + share)
         else:
             starts = max(now, self._flights.lands_at(now))
             limit_s = min(wave.expected for wave in waves) - starts
@@ -202,15 +211,17 @@ class Gathering:
             num_rows=len(rows),
             num_tokens=len(rows) + num_draft + num_prefill,
             num_prefill=num_prefill,
-            sum_context=sum(len(request.ids) for request in rows) + num_draft,
+            sum_context=sum([len(request.ids) for request in rows]) + num_draft,
         )
 
     def _find_regime(self) -> Regime:
         decoding = [
             request for phase in DECODING for request in self._roster.within(phase).values()
         ]
-        num_drafting = sum(request.drafting for request in decoding)
+        drafting_R = np.array([request.drafting for request in decoding], np.bool_)
+        num_drafting = int(drafting_R.sum())
         num_plain = len(decoding) - num_drafting
+        weight_R = weights(decoding)
         if decoding:
             self._mean_context = sum(len(r.ids) for r in decoding) / len(decoding)
         drafters = {r.drafter for r in decoding if r.drafter is not None}
@@ -222,6 +233,8 @@ class Gathering:
             num_drafting=num_drafting,
             num_plain=num_plain,
             tokens_per_row=self.means.num_emitted,
+            drafting_weight=float(weight_R[drafting_R].mean()) if num_drafting else 1.0,
+            plain_weight=float(weight_R[~drafting_R].mean()) if num_plain else 1.0,
             latency=self._latency(num_drafting),
             draft_s=self._draft_s,
             link_s=self._flights.link_s,

@@ -7,13 +7,14 @@ profile, and what drafting exposes, takes from a shared device, and is priced at
 (`router.draft_cost`). To ask for none is plain decoding: with right figures a lane is never slower
 than that but for its probes.
 
-Probes keep the figures right. A lane that asks for nothing drafts a whole round now and then; how
-often falls with what such a round is known to lose, to a fixed share of throughput in all. A
-request passed over beside others is asked once in a while. A lane whose drafter shares the
-verifier's device goes without drafts once in a while, to know what that would be like. Loads that
-were never met start with a few drafted rounds. A request that was not asked is asked again only if
-that pays a little more, and likewise a lane: near the point where it makes no difference nothing
-flaps.
+Probes keep the figures right. A lane that asks for nothing drafts for a few of its rows now and
+then, and more rarely for all; how often falls with what that is known to lose, to a fixed share of
+throughput in all. A request passed over beside others is asked once in a while. A lane whose
+drafter shares the verifier's device goes without drafts once in a while, to know what that would be
+like. A lane starts by drafting for everybody; a load that it meets for the first time is judged by
+what is known of others, and a few rows are asked in any case. A request that was not asked is asked
+again only if that pays a little more, and likewise a lane: near the point where it makes no
+difference nothing flaps.
 
 Exactness (rejection mode): the decision about a block is made before it is drafted, from load,
 times and blocks of earlier steps; probes are keyed draws of their own stream. It is the *asking*
@@ -22,7 +23,6 @@ that is decided; a block that came is never dropped for what it holds.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,14 +33,15 @@ from numpy.typing import NDArray
 from cluster.config import SchedulingConfig
 from cluster.sampling import REGIMES
 from router.counters import LaneCounters
-from router.draft_cost import Drafting, Gap, SharedDevice, drafting
+from router.draft_cost import Drafting, drafting
 from router.draft_plan import DraftPlan, Round, StepTimes, best_plan
-from router.draft_probes import probe
-from router.draft_worth import AS_VERIFIED, LEVELS, DraftWorth, Worth
+from router.draft_probes import probe, sample
+from router.draft_worth import AS_VERIFIED, F64, LEVELS, DraftWorth, Worth, down_to
 from router.drafter_book import DrafterBook
 from router.gate_rhythm import GateRhythm
 from router.lane_request import Emission, LaneRequest
 from router.recalibration import Recalibrator
+from router.round_times import RoundTimes
 from router.slo import weights
 from router.step_load import StepLoad
 
@@ -90,11 +91,7 @@ class DraftGate:
         self._counters = counters
         self._device = device
         self._worth = DraftWorth(recalibrator)
-        self._gap = Gap()
-        self._shared: defaultdict[int, SharedDevice] = defaultdict(SharedDevice)
-        """By binary order of the number of rows: what is off at one load need not be at another."""
-        self._latest_gap: tuple[float, float] | None = None
-        """The one before the step that comes back now, and as expected."""
+        self._round_times = RoundTimes()
         self._asked: set[int] = set()
         """Requests whose blocks were asked for behind their present anchors."""
         self._chosen: set[int] = set()
@@ -131,66 +128,75 @@ class DraftGate:
         mine = _candidates(rows)
         rids = {request.rid for request in mine}
         due = self._rhythm.tick(decoding.load.num_rows)
-        if not self._scheduling.gate_drafts:
-            chosen = rids
-        elif due or not self._probed.isdisjoint(request.rid for request in rows):
-            chosen = self._choose(mine, rids, decoding) if mine else rids
+        gates = self._scheduling.gate_drafts
+        chosen = rids & self._chosen if gates else rids
+        if due or not self._probed.isdisjoint(request.rid for request in rows):
+            if gates and mine:
+                chosen = self._choose(mine, rids, decoding)
             self._see(rows, lengths)
-        else:
-            chosen = rids & self._chosen
         self._asked.difference_update(request.rid for request in rows)
         self._asked.update(chosen)
         self._count(len(chosen), len(rids))
         return [request.rid in chosen for request in rows]
 
-    def ask_first(self, request: LaneRequest, decoding: Decoding) -> bool:
-        """Whether to ask for the block behind the prompt of a request that is admitted now.
+    def ask_first(self, requests: Sequence[LaneRequest], decoding: Decoding) -> list[bool]:
+        """Whether to ask for the blocks behind the prompts of requests that are admitted now.
 
         Args:
-            decoding: with this request.
+            decoding: with these requests and all whose prompts are being computed: by the time
+                that these decode, the others do.
         """
-        if not _candidates([request]):
-            return False
-        asked = True
-        is_new = self._rhythm.is_new(decoding.load.num_rows)
-        if self._scheduling.gate_drafts and not is_new and self._worth.is_known([request]):
-            asked = bool(self._plan([request], decoding).chosen[0])
-        if asked:
-            self._asked.add(request.rid)
-            self._chosen.add(request.rid)
-        self._count(asked, 1)
-        return asked
+        mine = _candidates(requests)
+        if not mine:
+            return [False] * len(requests)
+        chosen = {request.rid for request in mine}
+        if self._scheduling.gate_drafts and self._worth.is_known(mine):
+            plan = self._plan(mine, decoding)
+            chosen = {r.rid for r, yes in zip(mine, plan.chosen, strict=False) if yes}
+        self._asked |= chosen
+        self._chosen |= chosen
+        self._count(len(chosen), len(mine))
+        return [request.rid in chosen for request in requests]
 
     def _choose(self, mine: Sequence[LaneRequest], rids: set[int], decoding: Decoding) -> set[int]:
         """Which of ``mine``, rows that can be drafted for, to ask for: request ids."""
         self._probed -= rids
         num_rows = decoding.load.num_rows
-        if self._rhythm.is_new(num_rows) or not self._worth.is_known(mine):
+        if not self._worth.is_known(mine):
             self._drafting = self._drafting_of(mine)
             self._probed |= rids
             self._chosen |= rids
             return set() if self._rhythm.begin(num_rows) and self._shares(mine) else rids
         plan = self._plan(mine, decoding)
-        self._gain, self._gain_of_all = plan.gain, plan.gain_of_all
+        self._gain, self._gain_of_all = float(plan.gains.max()), float(plan.gains[-1])
         self._rhythm.round_s = plan.plain_s
         chosen = {r.rid for r, yes in zip(mine, plan.chosen, strict=False) if yes}
         self._counters.expected_gain += (
             self._rhythm.num_since * plan.accepted * len(mine) / len(plan.chosen)
         )
         self._chosen = (self._chosen - rids) | chosen
-        probed = probe(
-            mine,
-            chosen,
-            plan,
-            num_rounds=self._rhythm.num_since,
-            shared=self._shares(mine),
-        )
-        if not chosen:
-            # A second round: before the blocks of the first one the drafter had to catch up.
-            again, self._probed_once = rids & self._probed_once, probed - self._probed_once
-            probed = probed | again
+        probed = self._probe(mine, chosen, plan, num_rows)
         self._counters.num_draft_probes += len(probed ^ chosen)
         self._probed |= probed ^ chosen
+        return probed
+
+    def _probe(
+        self, mine: Sequence[LaneRequest], chosen: set[int], plan: DraftPlan, num_rows: int
+    ) -> set[int]:
+        """Whom to ask for in the end where ``chosen`` would pay."""
+        shares = self._shares(mine)
+        if self._rhythm.is_new(num_rows):
+            contrary = self._rhythm.begin(num_rows) and shares
+            probed = chosen or sample(mine)
+            probed = set() if contrary and chosen else probed
+        else:
+            num_rounds = self._rhythm.num_since
+            probed = probe(mine, chosen, plan, num_rounds=num_rounds, shared=shares)
+        if not chosen:
+            # A second round: before the blocks of the first one the drafter had to catch up.
+            here = {request.rid for request in mine}
+            again, self._probed_once = here & self._probed_once, probed - self._probed_once
+            probed = probed | again
         return probed
 
     def _plan(self, mine: Sequence[LaneRequest], decoding: Decoding) -> DraftPlan:
@@ -207,18 +213,18 @@ class DraftGate:
         )
         self._drafting = self._drafting_of(candidates)
         shared = self._shares(candidates)
-        plain_factor, drafted_factor = 1.0, 1.0
-        if shared:
-            plain_factor, drafted_factor = self._shared[decoding.load.num_rows.bit_length()].factors
         weight_C = weights(candidates)
+        if self._weighs and np.ptp(weight_C):
+            worth, levels = _weighted(worth, weight_C)
         facts = Round(
             load=decoding.load,
             times=decoding.times,
             room=decoding.room,
             total_weight=float(weight_C.sum()) + decoding.load.num_rows - len(candidates),
-            gap_s=self._gap.seconds,
-            plain_factor=plain_factor,
-            drafted_factor=drafted_factor,
+            gap_s=self._round_times.rest.seconds,
+            slow_down=(
+                self._round_times.at(decoding.load.num_rows).factors if shared else np.ones_like
+            ),
             takes_turns=not shared and self._scheduling.gather != "wait_for_all",
         )
         least_gain = 1.0 if self._chosen else 1.0 + _LANE_MARGIN
@@ -254,7 +260,7 @@ class DraftGate:
                     late.append(request)
             else:
                 plain.append(request)
-        self._worth.pass_over(plain, num_rounds=self._rhythm.num_since)
+        self._worth.pass_over(_candidates(plain), num_rounds=self._rhythm.num_since)
         self._rhythm.num_since = 0
         self._worth.miss(late)
         promised = self._worth.see(drafted, np.array(verified, np.int64))
@@ -270,18 +276,12 @@ class DraftGate:
             np.array([e.num_accepted for e in told], np.int64),
         )
 
-    def time_step(self, num_rows: int, *, drafted: bool, step_s: float, predicted_s: float) -> None:
-        """How long a step of so many rows took, after the gap of which `time_gap` was told.
-
-        Args:
-            drafted: blocks were drafted for it, or beside it.
-        """
-        if self._latest_gap is None:
-            return
-        gap_s, expected_gap_s = self._latest_gap
-        self._latest_gap = None
-        self._shared[num_rows.bit_length()].observe(
-            drafted=drafted, round_s=step_s + gap_s, predicted_s=predicted_s + expected_gap_s
+    def time_step(
+        self, num_rows: int, *, num_drafted: int, step_s: float, predicted_s: float
+    ) -> None:
+        """How long a step took, after the gap of which `time_gap` was told (`RoundTimes.step`)."""
+        self._round_times.step(
+            num_rows, num_drafted=num_drafted, step_s=step_s, predicted_s=predicted_s
         )
 
     def time_gap(self, gap_s: float, num_asked: int) -> None:
@@ -292,9 +292,9 @@ class DraftGate:
         """
         latency_n = self._drafting.latency_s
         latency_s = float(latency_n[min(num_asked, len(latency_n) - 1)])
-        if latency_s or not num_asked:  # else the drafter is new, and nothing was expected of it
-            self._latest_gap = (gap_s, self._gap.seconds + latency_s)
-        self._gap.observe(gap_s, latency_s)
+        # No latency though blocks were asked for: the drafter is new, and nothing was expected.
+        known = latency_s > 0 or not num_asked
+        self._round_times.gap(gap_s, latency_s if known else None)
 
     def forget(self, rid: int) -> None:
         """A request is over."""
@@ -315,17 +315,23 @@ class DraftGate:
         regime the drafts of a whole block that are expected to be accepted, and how many are for
         one that is promised.
         """
-        contrasts = [shared.factors for shared in self._shared.values()]
         figures = {
             "gain": self._gain,
             "gain_of_all": self._gain_of_all,
-            "slow_down": max((drafted / plain for plain, drafted in contrasts), default=1.0),
-            "gap_s": self._gap.seconds,
+            "slow_down": self._round_times.slow_down,
+            "gap_s": self._round_times.rest.seconds,
         }
         for regime in REGIMES:
             accepted, honesty = self._worth.mean(regime)
             figures |= {f"{regime}.accepted": accepted, f"{regime}.honesty": honesty}
         return figures
+
+
+def _weighted(worth: Worth, weight_C: F64) -> tuple[Worth, F64]:
+    """Outcomes where drafts are verified down to a *weighted* survival, and those levels: of a
+    request that counts more, more is verified."""
+    levels = np.unique(np.outer([weight_C.min(), weight_C.max()], LEVELS))
+    return down_to(worth, levels / weight_C[:, None]), levels
 
 
 def _candidates(requests: Iterable[LaneRequest]) -> list[LaneRequest]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from cluster import digest
 from cluster.errors import DSparkError
+from cluster.sampling import REGIMES, regime_of
 from cluster.wire import Sampling
 from router.blocks import DraftBlock, Malformed
 from router.drafter_book import DrafterRef
@@ -17,6 +18,9 @@ from router.progress import Progress
 
 class Phase(enum.Enum):
     """Where a request stands. It leaves the lane when it is done."""
+
+    __hash__ = object.__hash__
+    """Phases are keys in every round of every request, and an enum's own hash is not built in."""
 
     QUEUED = "placed in the lane, not yet sent to the verifier"
     PREFILLING = "admitted; the verifier computes its prompt chunk by chunk"
@@ -52,6 +56,8 @@ class LaneRequest:
     phase: Phase = Phase.QUEUED
     digest: int = field(init=False)
     """Of ``ids``."""
+    regime: int = field(init=False)
+    """By which its drafts are judged: an index into `cluster.sampling.REGIMES`."""
     since: float = 0.0
     """When the current phase began: the longest waiting rows go first."""
     on_enter: Callable[[LaneRequest, Phase, float], None] | None = None
@@ -81,6 +87,7 @@ class LaneRequest:
 
     def __post_init__(self) -> None:
         self.digest = digest.of(self.ids)
+        self.regime = REGIMES.index(regime_of(self.sampling))
 
     @property
     def anchor(self) -> int:
@@ -90,7 +97,7 @@ class LaneRequest:
     @property
     def remaining(self) -> int:
         """Tokens that may still be emitted."""
-        return self.max_new_tokens - (len(self.ids) - self.num_prompt)
+        return self.num_prompt + self.max_new_tokens - len(self.ids)
 
     @property
     def max_len(self) -> int:
@@ -100,18 +107,19 @@ class LaneRequest:
     @property
     def max_draft(self) -> int:
         """Draft tokens worth verifying: the bonus token takes the last place."""
-        return max(self.remaining - 1, 0)
+        return max(self.num_prompt + self.max_new_tokens - len(self.ids) - 1, 0)
 
     @property
     def wants_draft(self) -> bool:
         """Whether a block asked for in the coming step can be of use after it."""
-        return self.draft and self.remaining >= 3
+        return self.draft and self.num_prompt + self.max_new_tokens - len(self.ids) >= 3
 
     def enter(self, phase: Phase, now: float) -> None:
         """Change the phase."""
         if self.on_enter is not None:
             self.on_enter(self, phase, now)
-        self.phase, self.since = phase, now
+        self.phase = phase
+        self.since = now
 
     def commit(self, token_ids: tuple[int, ...], prefix_digest: int, now: float) -> None:
         """Append emitted tokens; the block, drafted behind the old anchor, dies.
@@ -125,8 +133,7 @@ class LaneRequest:
         self.block = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Emission:
+class Emission(NamedTuple):
     """What one round emitted for one request."""
 
     rid: int

@@ -51,9 +51,10 @@ class Learning:
     def step(self, result: StepResult, flight: Flight, outcomes: Sequence[Outcome]) -> None:
         """A step is back."""
         rounds = [o for o in outcomes if isinstance(o, Emission) and o.is_round]
+        self._counters.count_rounds(rounds)
         self._lengths.learn(
             [
-                Judged(flight.blocks[o.rid], flight.rows[o.rid].request.sampling, o)
+                Judged(flight.blocks[o.rid], flight.rows[o.rid].request.regime, o)
                 for o in rounds
                 if o.rid in flight.blocks
             ]
@@ -69,8 +70,10 @@ class Learning:
         self._counters.count_step(result, predicted_s)
         if self._gate is not None:
             self._gate.judge(rounds)
-            drafted = any(o.num_proposed for o in rounds)
             self._gate.time_step(
-                load.num_rows, drafted=drafted, step_s=result.step_s, predicted_s=predicted_s
+                load.num_rows,
+                num_drafted=sum(o.num_proposed > 0 for o in rounds),
+                step_s=result.step_s,
+                predicted_s=predicted_s,
             )
         self._profile.record(load, result.step_s)

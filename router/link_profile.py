@@ -11,6 +11,7 @@ followed within some twenty blocks, for the deviation grows with it.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -51,19 +52,25 @@ class _Robust:
         Args:
             size: of the value that it is an error of.
         """
-        least = max(_LEAST_DEVIATION * abs(size), _LEAST_DEVIATION_S)
-        bound = _CLIP * max(self.deviation, least)
-        counted = min(max(error, -bound), bound)
-        grown = min(abs(error), 2 * bound)
-        self.deviation += _DEVIATION_GAIN * (grown - self.deviation)
-        return counted
+        # No `min` and `max`: every block of every round comes by here, a few times.
+        least, deviation = abs(size) * _LEAST_DEVIATION, self.deviation
+        if least < _LEAST_DEVIATION_S:
+            least = _LEAST_DEVIATION_S
+        bound = _CLIP * (deviation if deviation > least else least)
+        grown = abs(error)
+        if grown > bound:
+            grown = grown if grown < 2 * bound else 2 * bound
+            error = bound if error > 0 else -bound
+        self.deviation = deviation + _DEVIATION_GAIN * (grown - deviation)
+        return error
 
     def observe(self, value: float) -> None:
         self.num_samples += 1
         if self.num_samples == 1:
             self.mean, self.deviation = value, abs(value) / 2
             return
-        self.mean += _GAIN * self.clipped(value - self.mean, self.mean)
+        mean = self.mean
+        self.mean = mean + _GAIN * self.clipped(value - mean, mean)
 
 
 class LinkProfile:
@@ -79,11 +86,19 @@ class LinkProfile:
         self._draft = _Robust()
         self._offset = _Robust()
         self._num_missed = 0
+        self._missed_at = -math.inf
+        """When the last of the batches that were missed had been asked for."""
+        self._waits: tuple[int, float] | None = None
+        """The latest answer of `wait_s`: all rows of a step ask the same, and nothing is learnt
+        in between."""
         self._mean_n = 0.0
         self._mean_draft_s = 0.0
         self._spread_n = 0.0
         self._slope_sum = 0.0
         """Forgetting means of n, of the draft time, of (n - mean)^2 and of the cross term."""
+        self._slope_s: float | None = None
+        """Seconds per block, as it was when batches last differed in size: hours of batches of one
+        size say nothing of others, and take nothing back."""
 
     @property
     def num_samples(self) -> int:
@@ -115,7 +130,7 @@ class LinkProfile:
         smaller ones count as taking proportionally less: the way to find out is to try."""
         fixed_s = max(self._mean_draft_s - self._per_block_s() * self._mean_n, 0.0)
         seconds_N: F64 = fixed_s + self._per_block_s() * num_blocks_N
-        if self._spread_n < _LEAST_SPREAD and self._mean_n:
+        if self._slope_s is None and self._mean_n:
             share_N = np.minimum(num_blocks_N / self._mean_n, 1.0)
             seconds_N = np.minimum(seconds_N, self._mean_draft_s * share_N)
         return seconds_N
@@ -126,22 +141,34 @@ class LinkProfile:
             return self._bound_s
         return max(self.draft_s(num_blocks) + self._offset.mean, 0.0)
 
+    def _fearful_latency_s(self, num_blocks: int) -> float:
+        """`latency_s`; while all batches were of one size, larger ones count as taking
+        proportionally more: a block that is not waited for is lost, and its cost is not."""
+        more = num_blocks / self._mean_n - 1 if self._mean_n else 0.0
+        unknown = self._slope_s is None
+        return self.latency_s(num_blocks) + (self._mean_draft_s * max(more, 0.0) if unknown else 0)
+
     def wait_s(self, num_blocks: int = 0) -> float:
         """How long to wait for a block: expected latency plus four deviations, as TCP does.
 
         It is 0, do not wait at all, while the drafter is known to be slower than the bound or has
-        answered nothing for a few rounds. Requests keep asking such a drafter, so the first block
+        answered nothing of a few batches. Requests keep asking such a drafter, so the first block
         that comes, however late, sets it right again.
 
         Args:
             num_blocks: of the batch that was asked for; 0: as many as lately.
         """
+        if self._waits is None or self._waits[0] != num_blocks:
+            self._waits = num_blocks, self._wait_s(num_blocks)
+        return self._waits[1]
+
+    def _wait_s(self, num_blocks: int) -> float:
         mean_s = self._latency.mean if self.num_samples else self._bound_s
         if self._num_missed >= _MISSES_TO_GIVE_UP or mean_s > self._bound_s:
             return 0.0
         if not self.num_samples:
             return self._bound_s
-        expected_s = max(mean_s, self.latency_s(num_blocks) if num_blocks else 0.0)
+        expected_s = max(mean_s, self._fearful_latency_s(num_blocks) if num_blocks else 0.0)
         margin_s = max(4 * self._latency.deviation, expected_s, _LEAST_MARGIN_S)
         return min(expected_s + margin_s, self._bound_s)
 
@@ -153,6 +180,7 @@ class LinkProfile:
         *,
         weight: float = 1.0,
         usual: bool = True,
+        times: int = 1,
     ) -> None:
         """A block came, in time or late.
 
@@ -163,17 +191,25 @@ class LinkProfile:
             weight: in the fit of the draft time, of which all blocks of a batch say the same.
             usual: false for a drafter that had to catch up before: that says that it is there, and
                 how long it takes only if nothing else does.
+            times: so many blocks say the very same, one after another.
         """
         self._num_missed = 0
-        if not usual and self.num_samples:
-            return
-        self._latency.observe(max(latency_s, 0.0))
-        self._learn_draft(max(num_blocks, 1), max(draft_s, 0.0), weight)
-        self._offset.observe(latency_s - self.draft_s(max(num_blocks, 1)))
+        self._waits = None
+        num_blocks, draft_s, waited_s = max(num_blocks, 1), max(draft_s, 0.0), max(latency_s, 0.0)
+        for _ in range(times):
+            if not usual and self.num_samples:
+                return
+            self._latency.observe(waited_s)
+            self._learn_draft(num_blocks, draft_s, weight)
+            self._offset.observe(latency_s - self.draft_s(num_blocks))
 
-    def miss(self) -> None:
-        """A block did not come in time."""
-        self._num_missed += 1
+    def miss(self, asked: float) -> None:
+        """A block that was asked for then did not come in time. The blocks of one batch are asked
+        for at one time, and miss it together: they count once."""
+        if asked > self._missed_at:
+            self._missed_at = asked
+            self._num_missed += 1
+            self._waits = None
 
     def snapshot(self) -> dict[str, float]:
         """Flat, for metrics and pictures."""
@@ -193,21 +229,22 @@ class LinkProfile:
             self._mean_n, self._mean_draft_s = float(num_blocks), draft_s
             draft.deviation = draft_s / 2
             return
-        predicted_s = self._mean_draft_s + self._per_block_s() * (num_blocks - self._mean_n)
-        off_n, seen_s = num_blocks - self._mean_n, draft_s
+        off_n, mean_s, seen_s = num_blocks - self._mean_n, self._mean_draft_s, draft_s
         if off_n * off_n < _FAR_OFF * max(self._spread_n, 1.0):
+            predicted_s = mean_s + self._per_block_s() * off_n
             seen_s = predicted_s + draft.clipped(draft_s - predicted_s, predicted_s)
         # Else a size unlike those before, of which the line so far knows nothing: it is believed.
         gain = weight * max(_FORGET, 1 / draft.num_samples)
-        off_s = seen_s - self._mean_draft_s
+        off_s = seen_s - mean_s
         self._mean_n += gain * off_n
-        self._mean_draft_s += gain * off_s
+        self._mean_draft_s = mean_s + gain * off_s
         self._spread_n = (1 - gain) * (self._spread_n + gain * off_n * off_n)
         self._slope_sum = (1 - gain) * (self._slope_sum + gain * off_n * off_s)
+        if self._spread_n >= _LEAST_SPREAD:
+            self._slope_s = max(self._slope_sum / self._spread_n, 0.0)
 
     def _per_block_s(self) -> float:
         """Never negative, and never so steep that no blocks would take less than no time."""
-        if self._spread_n < _LEAST_SPREAD:
+        if self._slope_s is None:
             return 0.0
-        slope = max(self._slope_sum / self._spread_n, 0.0)
-        return min(slope, self._mean_draft_s / self._mean_n)
+        return min(self._slope_s, self._mean_draft_s / self._mean_n)

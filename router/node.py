@@ -7,40 +7,32 @@ share of free verifiers, follows the drafter pool, learns of other routers. All 
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from typing import Any, Final
 
 from cluster.config import Config, SchedulingConfig
 from cluster.directory import Heartbeat
-from cluster.errors import DSparkError, Unavailable
-from cluster.members import Directory, Member
+from cluster.members import Directory, Member, Role
 from cluster.streams import DataServer, FrameStream, check_models
 from cluster.wire import Hello
-from router.acquisition import open_lane
 from router.admission import ModelLimits
 from router.counters import LaneCounters
 from router.detokenizer import Tokenizer
+from router.directory_watch import DirectoryWatch
 from router.drafter_book import DrafterBook
 from router.drafters import DrafterPool
 from router.lane import Lane
+from router.lane_pool import LanePool
 from router.peer_server import PeerServer
-from router.placement import FREE_SLOTS, SLOTS, verifiers_to_acquire
-from router.profile_report import profile_report
+from router.placement import FREE_SLOTS, SLOTS
+from router.profile_report import Report, own_report
+from router.profile_survey import survey
 from router.recalibration import RecalibratorBook
 from router.relay import Relay
 from router.request import Delta, GenerateRequest
 from router.service import RequestService
 from router.shared_scheduling import SharedScheduling
-
-logger = logging.getLogger(__name__)
-
-_LANE_NUMBERS: Final = 1 << 29
 
 
 class RouterNode:
@@ -65,8 +57,6 @@ class RouterNode:
         self.member_id = member_id
         self.counters = LaneCounters()
         self._config = config
-        self._directory = directory
-        self._model = limits.fingerprint
         self._hello = Hello(
             role="router",
             member_id=member_id,
@@ -75,14 +65,7 @@ class RouterNode:
             drafter="",
             token=config.cluster.auth_token,
         )
-        # Request ids must differ from those of an earlier life under the same member id.
-        self._lane_numbers = itertools.count(time.time_ns() // 1_000_000_000 % _LANE_NUMBERS)
         self._lanes: dict[int, Lane] = {}
-        self._drives: dict[str, asyncio.Task[None]] = {}
-        """By verifier: the task that acquires it and runs its lane."""
-        self._projections: dict[str, str] = {}
-        """By verifier: fingerprint of the drafter projection that it holds."""
-        self._members: tuple[Member, ...] = ()
         self._scheduling = SharedScheduling(config.router.scheduling)
         self._book = DrafterBook(config.router.draft_timeout_s)
         self._recalibrators = RecalibratorBook(enabled=config.router.scheduling.recalibrate)
@@ -108,6 +91,17 @@ class RouterNode:
             relay=self._relay,
             clock=time.monotonic,
         )
+        self._lane_pool = LanePool(
+            hello=self._hello,
+            config=config,
+            lanes=self._lanes,
+            scheduling=self._scheduling,
+            book=self._book,
+            counters=self.counters,
+            recalibrators=self._recalibrators,
+            service=self._service,
+            on_change=self._on_lanes,
+        )
         self._server = DataServer(
             hello=self._hello,
             on_stream=self._serve,
@@ -115,7 +109,9 @@ class RouterNode:
             accept_roles=frozenset({"router", "probe"}),
         )
         self._heartbeat = Heartbeat(directory, self.describe, period_s=config.cluster.heartbeat_s)
-        self._watch: asyncio.Task[None] | None = None
+        self._watch = DirectoryWatch(
+            directory, period_s=config.cluster.heartbeat_s, on_look=self._look
+        )
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -141,17 +137,21 @@ class RouterNode:
     def configure(self, scheduling: SchedulingConfig) -> None:
         """Have all lanes follow this from their next step on, and tell the other routers."""
         self._scheduling.change(scheduling)
-        self._configure_lanes()
+        self._lane_pool.configure()
         self._heartbeat.beat_now()
 
-    def profiles(self) -> dict[str, Any]:
-        """What is known of the speed of our verifiers and drafters, see `profile_report`."""
-        return profile_report(self.member_id, self._lanes.values(), self._book)
+    async def profiles(self) -> Report:
+        """What all routers know of the speed of their verifiers and drafters, and which of them do
+        not answer within ``cluster.connect_timeout_s``; see `router.profile_report`."""
+        return await survey(
+            self._own_report(),
+            self._watch.members,
+            hello=self._hello,
+            timeout_s=self._config.cluster.connect_timeout_s,
+        )
 
-    def _configure_lanes(self) -> None:
-        self._recalibrators.switch(enabled=self.scheduling.recalibrate)
-        for lane in self._lanes.values():
-            lane.configure(self.scheduling)
+    def _own_report(self) -> Report:
+        return own_report(self.member_id, self._lanes.values(), self._book)
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -163,24 +163,32 @@ class RouterNode:
     @property
     def limits(self) -> ModelLimits:
         """Of the model, as far as the verifiers met so far allow."""
-        return self._service.limits
+        return self._service.line.limits
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests find a lane from here, ours or another router's."""
+        return self._service.line.is_served
+
+    def num_members(self, role: Role) -> int:
+        """Live members of the cluster, as the directory listed them last."""
+        return self._watch.num_members(role)
 
     def describe(self) -> Member:
         """This replica as the directory should know it."""
-        free = sum(lane.num_free_slots for lane in self._lanes.values()) - self._service.num_waiting
-        slots = sum(lane.state.lease.max_requests for lane in self._lanes.values())
+        free = self._lane_pool.num_free_slots - self._service.num_waiting
         return Member(
             member_id=self.member_id,
             role="router",
             address=self.address,
             incarnation=self._hello.incarnation,
-            model=self._model,
+            model=self._hello.model,
             drafter="",
             load=float(self._service.num_live),
             draining=self._service.draining,
             details={
                 FREE_SLOTS: float(max(free, 0)),
-                SLOTS: float(slots),
+                SLOTS: float(self._lane_pool.num_slots),
                 "lanes": float(len(self._lanes)),
                 "queued": float(self._service.num_waiting),
             },
@@ -192,40 +200,17 @@ class RouterNode:
         """For the platform's health check.
 
         Raises:
-            Unavailable: the task that watches the directory has died; only a restart helps.
+            Unavailable: it no longer watches the directory; only a restart helps.
         """
-        if self._watch is not None and self._watch.done():
-            raise Unavailable(f"router {self.member_id!r} no longer watches the directory")
+        self._watch.check()
 
     def metrics(self) -> dict[str, float]:
         """Totals since start and gauges of now, flat."""
-        service = self._service
-        figures = self.counters.snapshot() | {
-            "lanes": float(len(self._lanes)),
-            "in_lanes": float(sum(len(lane.tickets) for lane in self._lanes.values())),
-            "queued": float(service.num_waiting),
-            "live": float(service.num_live),
-            "lent": float(self._relay.num_loans),
-            "num_forwarded": float(service.num_forwarded),
-            "num_started": float(service.num_started),
-            "ttft_s": service.ttft_s,
-        }
-        figures |= {f"slo.{name}": value for name, value in service.attainment.figures().items()}
-        figures |= {f"ended.{how}": float(n) for how, n in sorted(service.ended.items())}
+        figures = self.counters.snapshot() | self._lane_pool.figures() | self._service.figures()
         for drafter_id, num_bound in self._book.num_bound().items():
             figures[f"sessions.{drafter_id}"] = float(num_bound)
-        for lane in self._lanes.values():
-            for name, value in lane.state.profile.figures().items():
-                figures[f"step_{name}.{lane.verifier_id}"] = value
-            for name, value in lane.state.gate_figures().items():
-                figures[f"gate_{name}.{lane.verifier_id}"] = value
         figures |= {f"confidence.{k}": v for k, v in self._recalibrators.figures().items()}
-        for member in self._members:
-            if member.role != "router":
-                figures |= {
-                    f"{member.role}.{member.member_id}.{k}": v for k, v in member.details.items()
-                }
-        return figures
+        return figures | self._watch.figures()
 
     async def start(self) -> None:
         """Listen, register, start looking for verifiers.
@@ -235,18 +220,15 @@ class RouterNode:
         """
         await self._server.start()
         self._heartbeat.start()
-        self._watch = asyncio.create_task(self._watch_directory(), name="directory watch")
+        self._watch.start()
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take nothing new, finish what runs within ``grace_s``, then leave. Idempotent."""
-        self._service.draining = True
+        self._service.shut()
         self._heartbeat.beat_now()
         await self._service.drain(grace_s)
-        tasks = [task for task in (self._watch, *self._drives.values()) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._watch = None
+        await self._watch.stop()
+        await self._lane_pool.stop()
         await self._drafters.stop()
         await self._relay.stop()
         await self._heartbeat.stop()
@@ -254,82 +236,23 @@ class RouterNode:
 
     # --- the directory --------------------------------------------------------------------------
 
-    async def _watch_directory(self) -> None:
-        while True:
-            try:
-                self._members = await self._directory.members()
-            except Exception as error:  # a directory that misbehaves must not end a replica
-                logger.warning("directory: %s; going on with what is known", error)
-            if self._scheduling.follow(self._members):
-                self._configure_lanes()
-                self._heartbeat.beat_now()
-            self._take_verifiers()
-            self._drafters.update(self._members, set(self._projections.values()) - {""})
-            self._service.look(
-                {
-                    m.member_id: m
-                    for m in self._members
-                    if m.role == "router" and m.member_id != self.member_id
-                }
-            )
-            await asyncio.sleep(self._config.cluster.heartbeat_s)
-
-    def _take_verifiers(self) -> None:
-        """Try for our share of the free verifiers."""
-        if self._service.draining:
-            return
-        wanted = verifiers_to_acquire(
-            self._members, me=self.member_id, model=self._model, held=self._drives.keys()
-        )
-        for member in wanted:
-            self._drives[member.member_id] = asyncio.create_task(
-                self._drive(member), name=f"lane {member.member_id}"
-            )
-
-    async def _drive(self, member: Member) -> None:
-        """Acquire one verifier and run its lane to the end; its requests come back."""
-        lane = None
-        reason = "the lane is closed"
-        scheduling = self.scheduling
-        router = replace(self._config.router, scheduling=scheduling)
-        try:
-            lane = await open_lane(
-                member,
-                numbers=self._lane_numbers,
-                hello=self._hello,
-                config=replace(self._config, router=router),
-                book=self._book,
-                counters=self.counters,
-                recalibrators=self._recalibrators,
-                on_change=self._service.place,
-                on_return=self._service.take_back,
-            )
-            if self.scheduling != scheduling:  # changed meanwhile
-                lane.configure(self.scheduling)
-            self._service.narrow(lane.state.lease)
-            self._lanes[lane.number] = lane
-            self._projections[member.member_id] = member.drafter
-            self._drafters.update(self._members, set(self._projections.values()) - {""})
+    def _look(self) -> None:
+        """Act on what the directory lists now."""
+        members = self._watch.members
+        if self._scheduling.follow(members):
+            self._lane_pool.configure()
             self._heartbeat.beat_now()
-            self._service.place()
-            await lane.run()
-        except DSparkError as error:
-            reason = str(error)
-            logger.info("verifier %s: %s", member.member_id, error)
-        except Exception as error:  # a fault of ours: the requests go on elsewhere
-            reason = f"internal error: {type(error).__name__}"
-            logger.exception("the lane of verifier %s failed", member.member_id)
-        finally:
-            self._projections.pop(member.member_id, None)
-            del self._drives[member.member_id]
-            if lane is not None:
-                self._lanes.pop(lane.number, None)
-                for ticket in reversed(lane.close()):
-                    self._service.take_back(ticket, reason)
-            self._heartbeat.beat_now()
-            self._service.place()
+        if not self._service.draining:
+            self._lane_pool.take(members)
+        self._drafters.update(members, self._lane_pool.projections)
+        self._service.line.look(self._watch.others(self.member_id))
+
+    def _on_lanes(self) -> None:
+        """A lane was won or lost: others act on it, drafters for it are linked."""
+        self._drafters.update(self._watch.members, self._lane_pool.projections)
+        self._heartbeat.beat_now()
 
     async def _serve(self, stream: FrameStream) -> None:
         """One stream that another router opened."""
         check_models(self._hello, stream.peer)
-        await PeerServer(stream, self._service).run()
+        await PeerServer(stream, self._service, self._own_report).run()

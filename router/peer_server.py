@@ -1,14 +1,17 @@
-"""The lane owner's side of lending: serves what another router submits over one stream."""
+"""A router's side of what another one asks over one stream: requests it lends, and profiles."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.errors import DSparkError, FrameError, ModelNotFound
 from cluster.streams import FrameStream
-from cluster.wire import Cancel, Ping, Pong, Submit
+from cluster.wire import AskProfile, Cancel, Ping, Pong, Profile, Submit
+from router.profile_report import Report
 from router.relay import emit_of, request_of
 from router.request import Delta
 from router.service import RequestService
@@ -32,11 +35,15 @@ class PeerServer:
     Args:
         stream: with the Hellos exchanged; closed by the caller.
         service: serves the requests like any others, but never lends them on.
+        report: what this router knows of its verifiers and drafters now.
     """
 
-    def __init__(self, stream: FrameStream, service: RequestService) -> None:
+    def __init__(
+        self, stream: FrameStream, service: RequestService, report: Callable[[], Report]
+    ) -> None:
         self._stream = stream
         self._service = service
+        self._report = report
         self._jobs: dict[str, _Job] = {}
         """By request id."""
 
@@ -56,6 +63,9 @@ class PeerServer:
                     await self._cancel(frame.request_id)
                 elif isinstance(frame, Ping):
                     await self._stream.send(Pong(nonce=frame.nonce))
+                elif isinstance(frame, AskProfile):
+                    text = json.dumps(self._report(), allow_nan=False)
+                    await self._stream.send(Profile(nonce=frame.nonce, json=text))
                 elif not isinstance(frame, Pong):
                     raise FrameError(f"a router sent {type(frame).__name__}")
         finally:

@@ -3,6 +3,10 @@
 A long prompt is computed in chunks, so that nobody waits for the whole of it: a chunk makes the
 step that carries it longer by a bounded share, or fills time in which the verifier has nothing to
 verify. And some tokens go with every step, so that decoding never starves a prompt.
+
+Where more requests wait for their prompts than decode, the share is theirs by number: every request
+has the same part of the verifier's time, whichever it needs it for. A few that decode quickly would
+otherwise hold up a queue for steps that are hardly filled.
 """
 
 from __future__ import annotations
@@ -16,6 +20,17 @@ _LEAST_SHARE: Final = 8
 def least_chunk(most: int) -> int:
     """Prompt tokens that a step always has room for, of a budget of at most ``most``."""
     return max(most // _LEAST_SHARE, min(most, 1))
+
+
+def stretch(least: float, *, num_waiting: float, num_decoding: int) -> float:
+    """By which share chunks may lengthen steps.
+
+    Args:
+        least: whoever waits.
+        num_waiting: requests whose prompts are not computed yet.
+        num_decoding: rows of the step, at least 1.
+    """
+    return max(least, num_waiting / num_decoding)
 
 
 def chunk_tokens(step_s: Callable[[int], float], *, limit_s: float, least: int, most: int) -> int:

@@ -37,11 +37,13 @@ Shape legend: R rows, G places of a block, C cells (regime and position), M bins
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
 from cluster.sampling import REGIMES
+from router.logits import MAX_LOGIT, logit, sigmoid, within
 from router.reliability import F64, I64, ReliabilityTables
 
 MIN_SAMPLES: Final = 64
@@ -54,9 +56,6 @@ MAX_SHIFT: Final = 6.0
 
 _POSITIONS: Final = 32
 """Positions with a map of their own; those behind share the last one."""
-_EPS: Final = 1e-3
-"""Confidences count as inside [eps, 1 - eps]: past that they make no difference to a schedule."""
-_MAX_LOGIT: Final = float(np.log((1 - _EPS) / _EPS))
 _LOGIT_BINS: Final = 32
 _ECE_BINS: Final = 10
 _SLOPE_PRIOR: Final = 16.0
@@ -68,6 +67,7 @@ _MAX_STEP: Final = 1.0
 _REFIT_EVERY: Final = 16
 """New samples of a cell before its map is fitted again."""
 _VERSIONS: Final = 4
+_sum: Final = np.add.reduce
 _NAME_LENGTH: Final = 16
 """Places of a fingerprint in a figure's name: enough for all settings of prompt lookup."""
 
@@ -88,7 +88,7 @@ class Recalibrator:
         self._shift_C = np.zeros(num_cells)
         self._num_samples_C = np.zeros(num_cells, np.int64)
         self._num_new_C = np.zeros(num_cells, np.int64)
-        self._outcomes = _tables(_LOGIT_BINS, -_MAX_LOGIT, _MAX_LOGIT)
+        self._outcomes = _tables(_LOGIT_BINS, -MAX_LOGIT, MAX_LOGIT)
         self._reported = _tables(_ECE_BINS, 0.0, 1.0)
         self._mapped = _tables(_ECE_BINS, 0.0, 1.0)
 
@@ -103,7 +103,7 @@ class Recalibrator:
 
     def learn(
         self, confidence_RG: F64, regime_R: I64, num_reached_R: I64, num_accepted_R: I64
-    ) -> None:
+    ) -> F64:
         """Take in the outcomes of one step.
 
         Args:
@@ -111,16 +111,20 @@ class Recalibrator:
             regime_R: indices into `REGIMES`.
             num_reached_R: drafts whose fate is known, from the first one on.
             num_accepted_R: those that survived, all of them or all but the last.
+
+        Returns:
+            What `apply` said before.
         """
         places = np.arange(confidence_RG.shape[1])
         reached = places < num_reached_R[:, None]
-        cell_N = _cells(regime_R, len(places))[reached]
-        confidence_N = confidence_RG[reached]
-        hit_N = np.broadcast_to(places < num_accepted_R[:, None], reached.shape)[reached]
+        cells = _cells(regime_R, len(places))
+        mapped_RG = self._map(confidence_RG, cells)
+        cell_N, confidence_N = cells[reached], confidence_RG[reached]
+        hit_N = (places < num_accepted_R[:, None])[reached]
         self._reported.add(cell_N, confidence_N, hit_N)
         # With the maps from before these outcomes: the error shown is that of real predictions.
-        self._mapped.add(cell_N, self._map(confidence_N, cell_N), hit_N)
-        self._outcomes.add(cell_N, _logit(confidence_N), hit_N)
+        self._mapped.add(cell_N, mapped_RG[reached], hit_N)
+        self._outcomes.add(cell_N, logit(confidence_N), hit_N)
         count_C = np.bincount(cell_N, minlength=len(self._num_samples_C))
         self._num_samples_C += count_C
         self._num_new_C += count_C
@@ -128,6 +132,7 @@ class Recalibrator:
         if due.any():
             self._num_new_C[due] = 0
             self._fit(np.flatnonzero(due))
+        return mapped_RG
 
     def figures(self) -> dict[str, float]:
         """For every regime and position with samples, counted from 1, e.g. ``greedy.2.samples``.
@@ -157,9 +162,9 @@ class Recalibrator:
     def _map(self, confidence: F64, cells: I64) -> F64:
         if not self.enabled:
             return confidence
-        logit = self._slope_C[cells] * _logit(confidence) + self._shift_C[cells]
+        mapped = self._slope_C[cells] * logit(confidence) + self._shift_C[cells]
         learnt = self._num_samples_C[cells] >= self._min_samples
-        return np.where(learnt, _sigmoid(logit), confidence)
+        return np.where(learnt, sigmoid(mapped), confidence)
 
     def _fit(self, cells: I64) -> None:
         """Newton steps of the penalised log-likelihood of these cells' tables.
@@ -172,18 +177,20 @@ class Recalibrator:
         hits = self._outcomes.hits[cells]
         a, b = self._slope_C[cells], self._shift_C[cells]
         for _ in range(_NEWTON_STEPS):
-            p = _sigmoid(a[:, None] * z + b[:, None])
-            residual, weight = hits - n * p, n * p * (1 - p)
-            gradient_a = (residual * z).sum(axis=1) - _SLOPE_PRIOR * (a - 1)
-            gradient_b = residual.sum(axis=1) - _SHIFT_PRIOR * b
-            h_aa = (weight * z * z).sum(axis=1) + _SLOPE_PRIOR
-            h_ab = (weight * z).sum(axis=1)
-            h_bb = weight.sum(axis=1) + _SHIFT_PRIOR
+            p = sigmoid(a[:, None] * z + b[:, None])
+            hoped = n * p
+            residual, weight = hits - hoped, hoped * (1 - p)
+            weighted = weight * z
+            gradient_a = _sum(residual * z, axis=1) - _SLOPE_PRIOR * (a - 1)
+            gradient_b = _sum(residual, axis=1) - _SHIFT_PRIOR * b
+            h_aa = _sum(weighted * z, axis=1) + _SLOPE_PRIOR
+            h_ab = _sum(weighted, axis=1)
+            h_bb = _sum(weight, axis=1) + _SHIFT_PRIOR
             step = (h_bb * gradient_a - h_ab * gradient_b) / (h_aa * h_bb - h_ab * h_ab)
             before = a
-            a = (a + step.clip(-_MAX_STEP, _MAX_STEP)).clip(MIN_SLOPE, MAX_SLOPE)
+            a = within(a + within(step, -_MAX_STEP, _MAX_STEP), MIN_SLOPE, MAX_SLOPE)
             step = (gradient_b - h_ab * (a - before)) / h_bb
-            b = (b + step.clip(-_MAX_STEP, _MAX_STEP)).clip(-MAX_SHIFT, MAX_SHIFT)
+            b = within(b + within(step, -_MAX_STEP, _MAX_STEP), -MAX_SHIFT, MAX_SHIFT)
         self._slope_C[cells], self._shift_C[cells] = a, b
 
 
@@ -233,17 +240,11 @@ def _tables(num_bins: int, low: float, high: float) -> ReliabilityTables:
 
 def _cells(regime_R: I64, gamma: int) -> I64:
     """Cell of each place [R, G]."""
-    position_G = np.minimum(np.arange(gamma), _POSITIONS - 1)
-    cells: I64 = regime_R[:, None] * _POSITIONS + position_G
+    cells: I64 = regime_R[:, None] * _POSITIONS + _positions(gamma)
     return cells
 
 
-def _logit(confidence: F64) -> F64:
-    inside = confidence.clip(_EPS, 1 - _EPS)
-    logit: F64 = np.log(inside / (1 - inside))
-    return logit
-
-
-def _sigmoid(logit: F64) -> F64:
-    probability: F64 = 1 / (1 + np.exp(-logit))
-    return probability
+@lru_cache
+def _positions(gamma: int) -> I64:
+    """[G]"""
+    return np.minimum(np.arange(gamma), _POSITIONS - 1)

@@ -41,13 +41,19 @@ class ReliabilityTables:
 
     def add(self, cell_N: I64, value_N: F64, hit_N: Bools) -> None:
         """Take samples in. The order within one call does not matter."""
-        num_cells, num_bins = self.weights.shape
+        if not len(cell_N):
+            return
+        # Most cells have no part in it: those between the first and the last that have.
+        first, last = int(np.minimum.reduce(cell_N)), int(np.maximum.reduce(cell_N))
+        num_cells, num_bins = 1 + last - first, self.weights.shape[1]
+        cell_N = cell_N - first
         bin_N = ((value_N - self._low) * self._bins_per_unit).astype(np.int64)
-        place_N = cell_N * num_bins + bin_N.clip(0, num_bins - 1)
+        place_N = cell_N * num_bins + np.minimum(np.maximum(bin_N, 0), num_bins - 1)
         fade_C = self._keep ** np.bincount(cell_N, minlength=num_cells)
         for table, weight_N in ((self.weights, None), (self.values, value_N), (self.hits, hit_N)):
-            table *= fade_C[:, None]
-            table += np.bincount(place_N, weight_N, table.size).reshape(table.shape)
+            part = table[first : last + 1]
+            part *= fade_C[:, None]
+            part += np.bincount(place_N, weight_N, num_cells * num_bins).reshape(part.shape)
 
     def means(self) -> tuple[F64, F64]:
         """Mean promised and mean come true of each cell [C]; 0 where there is no sample."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
@@ -11,7 +12,7 @@ from router.counters import LaneCounters
 from router.draft_sessions import DraftSessions
 from router.exits import Exits
 from router.flights import Flight
-from router.lane_request import Emission, Failed, Outcome, Phase, Retry
+from router.lane_request import Emission, Failed, LaneRequest, Outcome, Phase, Retry
 from router.roster import Roster
 from router.step_result import ResultRow, read_result
 
@@ -42,22 +43,34 @@ class Returns:
         self._sessions = sessions
         self._exits = exits
         self._counters = counters
+        self._num_blocks: Counter[str] = Counter()
+        """That the step which is settled has asked for, by drafter."""
 
     def settle(
-        self, result: StepResult, flight: Flight, now: float, *, behind: Iterable[Flight]
+        self,
+        result: StepResult,
+        flight: Flight,
+        now: float,
+        *,
+        asked: Counter[str],
+        behind: Iterable[Flight],
     ) -> list[Outcome]:
         """Commit, finish, fail or retry whatever was in the step.
 
         Args:
+            asked: blocks that the step has asked for, by drafter.
             behind: steps that are still in the air.
 
         Raises:
             FrameError: ids that do not exist.
         """
         rows = read_result(result, vocab_size=self._vocab_size)
+        self._num_blocks = asked
         here = self._roster.requests
         outcomes: list[Outcome] = [
-            self._settle_row(row, flight, now) for row in rows if row.rid in here
+            self._settle_row(row, request, flight, now)
+            for row in rows
+            if (request := here.get(row.rid)) is not None
         ]
         # A crash may have taken requests along that are in the step behind this one.
         outcomes += [self._fail(failure) for failure in result.failures if failure.rid in here]
@@ -72,8 +85,9 @@ class Returns:
                 self._sessions.unbind(request, now, pause=True)
         return outcomes
 
-    def _settle_row(self, row: ResultRow, flight: Flight, now: float) -> Outcome:
-        request = self._roster.requests[row.rid]
+    def _settle_row(
+        self, row: ResultRow, request: LaneRequest, flight: Flight, now: float
+    ) -> Outcome:
         planned = flight.rows.get(row.rid)
         num_draft = 0 if planned is None else planned.num_draft
         expected = Phase.PREFILLING if planned is None else Phase.IN_STEP
@@ -91,11 +105,11 @@ class Returns:
             finish = FINISH_LENGTH
             self._exits.end(row.rid)
         elif request.drafting:
-            self._sessions.expect(request, now)
+            drafter = request.drafter
+            num_blocks = 0 if drafter is None else self._num_blocks[drafter.drafter_id]
+            self._sessions.expect(request, now, num_blocks=num_blocks)
         else:
             request.enter(Phase.READY, now)
-        if planned is not None:
-            self._counters.count_row(block, num_draft, row.num_accepted, len(row.token_ids))
         return Emission(
             rid=row.rid,
             token_ids=row.token_ids,

@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from router.lane_request import LaneRequest, Phase
 
+_QUEUED, _AWAITING, _READY = Phase.QUEUED, Phase.AWAITING, Phase.READY
+"""Looked up once: an enum's members take their time."""
+
 
 class Latency(NamedTuple):
     """How long after the result of a step its blocks are expected."""
@@ -116,33 +119,33 @@ class Roster:
 
     def _enter(self, request: LaneRequest, phase: Phase, now: float) -> None:
         self._leave(request)
-        rid = request.rid
-        self._by_phase[phase][rid] = request
-        if phase is Phase.READY:
+        self._by_phase[phase][request.rid] = request
+        if phase is _READY:
             if request.block is not None:
-                self._with_block.add(rid)
-        elif phase is Phase.AWAITING:
+                self._with_block.add(request.rid)
+        elif phase is _AWAITING:
             self._await(request, now)
 
     def _leave(self, request: LaneRequest) -> None:
         rid, phase = request.rid, request.phase
         del self._by_phase[phase][rid]
-        if phase is Phase.READY:
+        if phase is _READY:
             self._with_block.discard(rid)
-        elif phase is Phase.AWAITING:
+        elif phase is _AWAITING:
             wave = self._wave_of.pop(rid)
             wave.num_rows -= 1
             if wave.num_rows == 0:
                 del self._waves[wave.key]
-        elif phase is Phase.QUEUED:
+        elif phase is _QUEUED:
             self.num_queued_tokens -= len(request.ids)
 
     def _await(self, request: LaneRequest, now: float) -> None:
         assert request.drafter is not None, "awaiting a block of nobody"
-        key = request.drafter.drafter_id, now
+        drafter_id = request.drafter.drafter_id
+        key = drafter_id, now
         wave = self._waves.get(key)
         if wave is None:
-            latency = self._latency(request.drafter.drafter_id)
+            latency = self._latency(drafter_id)
             wave = self._waves[key] = Wave(
                 key=key,
                 expected=now + latency.mean_s,

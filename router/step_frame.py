@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from router.lane_request import LaneRequest
 _NO_DRAFTER: Final = ("", "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedRow:
+class PlannedRow(NamedTuple):
     """One verify row: how much of its block goes, and whether the next one is asked for."""
 
     request: LaneRequest
@@ -38,14 +36,13 @@ def pack_step(
     draft_ids: list[int] = []
     q_rows: list[SparseQ] = []
     has_q = np.zeros(len(rows), np.uint8)
-    for r, row in enumerate(rows):
-        block = row.request.block
-        if block is None or row.num_draft == 0:
+    for r, (request, n, _) in enumerate(rows):
+        block = request.block
+        if block is None or n == 0:
             continue
-        draft_ids.extend(block.ids[: row.num_draft])
-        if block.q is not None and needs_q(row.request):
+        draft_ids += block.ids[:n]
+        if block.q is not None and needs_q(request):
             has_q[r] = 1
-            n = row.num_draft
             q_rows.append(SparseQ(ids=block.q.ids[:n], probs=block.q.probs[:n]))
     q_ids, q_probs = _stack_q(q_rows)
     requests = [row.request for row in rows]

@@ -76,13 +76,6 @@ def _rows(result: StepResult) -> Iterator[ResultRow]:
     first = 0
     for rid, num_emitted, num_accepted, anchor, prefix, finish in zip(*columns, strict=True):
         last = first + num_emitted
-        yield ResultRow(
-            rid=rid,
-            token_ids=tuple(token_ids[first:last]),
-            logprobs=tuple(logprobs[first:last]),
-            num_accepted=num_accepted,
-            anchor=anchor,
-            digest=prefix,
-            finish=finish,
-        )
+        ids, logs = tuple(token_ids[first:last]), tuple(logprobs[first:last])
+        yield ResultRow(rid, ids, logs, num_accepted, anchor, prefix, finish)
         first = last

@@ -137,7 +137,7 @@ class StepTimeFilter:
         self._state += gain_D * (counted / variance)
         costs = self._state[1:_FIRST_TIER]
         np.maximum(costs, self._least_state, out=costs)
-        self._covariance -= np.outer(gain_D, gain_D / variance)
+        self._covariance -= gain_D[:, None] * (gain_D / variance)
         self._watch(error, counted / bound)
         self._refresh()
 

@@ -16,17 +16,17 @@ Shape legend: S sessions, G gamma, D domains, Z nodes of a quadrature.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.config import one_of, positive
 from cluster.errors import ConfigError
+from cluster.json_text import misshape, read_json
+from cluster.sections import one_of, positive
 from deploy.simulation.curves import seconds
 from deploy.simulation.keyed import U64, normals, uniforms
 
@@ -35,10 +35,12 @@ I64 = NDArray[np.int64]
 
 _DOMAIN, _REQUEST, _SEGMENT, _PLACE, _FATE = 1, 2, 3, 4, 5
 """Purposes of keyed numbers; `deploy.simulation.text` goes on from 16."""
+_THIS_AND_NEXT: Final = np.array([[0], [1]], np.uint64)
 _NODES: Final = 24
 _LIMIT: Final = 12.0
 """Intercepts stay inside: 1 - 1e-5 is certain enough."""
 _EPS: Final = 1e-5
+_HINT: Final = "write one with dspark eval --json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +122,7 @@ class AcceptanceModel:
             at = anchor_S / self.drift_tokens
             first = np.floor(at)
             f, index = at - first, first.astype(np.uint64)
-            before = normals(key_S, index, _SEGMENT)
-            after = normals(key_S, index + np.uint64(1), _SEGMENT)
+            before, after = normals(key_S, index + _THIS_AND_NEXT, _SEGMENT)
             # Of unit variance all the way.
             drift_S = ((1 - f) * before + f * after) / np.sqrt((1 - f) ** 2 + f**2)
             logit_SG = logit_SG + self.drift_sd * drift_S[:, None]
@@ -175,22 +176,24 @@ def evaluated_domains(
     Raises:
         ConfigError: unreadable, no report, or nothing in it for that regime.
     """
+    report: Any = read_json(path, _HINT)
     try:
-        found = json.loads(path.read_text())["positions"]
+        found = report["positions"]
         wanted = "greedy" if temperature == 0 else mode
         name = drafter or found[0]["drafter"]
         table: dict[str, list[float]] = {}
         for row in found:
             if (row["drafter"], row["temperature"], row["mode"]) == (name, temperature, wanted):
                 table.setdefault(row["domain"], []).append(float(row["acceptance"]))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ConfigError(f"{path} is no report of dspark eval: {error!r}") from error
+        raise ConfigError(
+            f"{path} is no report of dspark eval: {misshape(error)}", hint=_HINT
+        ) from error
     table.pop("all", None)
     if not table:
         raise ConfigError(
-            f"{path} has no acceptance of {name!r} at temperature {temperature}, {wanted}"
+            f"{path} has no acceptance of {name!r} at temperature {temperature}, {wanted}",
+            hint="measure it with dspark eval --temperature",
         )
     gamma = min(map(len, table.values()))
     return tuple(

@@ -5,20 +5,22 @@ Shape legend: B tokens of a step.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.config import natural, positive
 from cluster.errors import ConfigError
+from cluster.json_text import misshape, read_json
+from cluster.sections import natural, positive
 from router.step_load import StepLoad
 
 F64 = NDArray[np.float64]
+
+_HINT: Final = "write one with dspark profile --json"
 
 
 def seconds(default: float = 0.0) -> Any:
@@ -145,8 +147,8 @@ def profiled_curve(path: Path) -> StepCurve:
     Raises:
         ConfigError: unreadable, or not such a file.
     """
+    found: Any = read_json(path, _HINT)
     try:
-        found = json.loads(path.read_text())
         if "verifiers" in found:  # else one profile by itself
             found = found["verifiers"][0]["profile"]
         table, costs = found["live_s"], found["live_costs"]
@@ -158,9 +160,7 @@ def profiled_curve(path: Path) -> StepCurve:
             per_pair_s=float(costs["pair_s"]),
             per_prefill_s=float(costs["prefill_s"]),
         )
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{path} holds no step profile: {error!r}", hint="write one with dspark profile --json"
-        ) from error
+        raise ConfigError(f"{path} holds no step profile: {misshape(error)}", hint=_HINT) from error

@@ -50,6 +50,9 @@ def normals(key: U64, index: Words, purpose: int) -> F64:
 
 
 def _mixed(bits: U64) -> U64:
-    bits = (bits ^ (bits >> _S30)) * _MIX_1
-    bits = (bits ^ (bits >> _S27)) * _MIX_2
-    return bits ^ (bits >> _S31)
+    mixed: U64 = bits ^ (bits >> _S30)
+    mixed *= _MIX_1
+    mixed ^= mixed >> _S27
+    mixed *= _MIX_2
+    mixed ^= mixed >> _S31
+    return mixed

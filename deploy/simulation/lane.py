@@ -73,9 +73,7 @@ class SimLane:
         """One frame of a drafter."""
         if self._closed:
             return
-        now, take = self._clock.now, self.state.take_block
-        for block in blocks:
-            take(drafter_id, block, now)
+        self.state.take_blocks(drafter_id, blocks, self._clock.now)
         self.pump()
 
     def lose_drafter(self, drafter_id: str) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from cluster.config import SchedulingConfig, natural, parse_section, positive
+from cluster.config import SchedulingConfig
 from cluster.errors import ConfigError
+from cluster.sections import natural, parse_section, positive
+from cluster.yaml_text import read_yaml
 from deploy.simulation.acceptance import AcceptanceModel
 from deploy.simulation.examples import PLANS, example
 from deploy.simulation.prices import DeviceSpec, KernelSpec, ModelSize
@@ -137,14 +138,11 @@ def load_plan(source: Path | Mapping[str, Any]) -> PlanSpec:
         ConfigError: unreadable file, unknown key, wrong type, value out of range.
     """
     if isinstance(source, Path):
-        try:
-            tree = yaml.safe_load(source.read_text())
-        except OSError as error:
-            raise ConfigError(f"cannot read {source}: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{source} is not YAML: {error}") from error
+        tree = read_yaml(source)
         if not isinstance(tree, dict):
-            raise ConfigError(f"{source}: expected a mapping, got {type(tree).__name__}")
+            raise ConfigError(
+                f"{source} holds no plan", hint="KEY: VALUE lines, as in deploy/simulation/plans"
+            )
     else:
         tree = dict(source)
     return parse_section(PlanSpec, with_presets(tree), "")

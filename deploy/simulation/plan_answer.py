@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from deploy.simulation.plan import PlanSpec, Traffic, traffic_of
-from deploy.simulation.plan_check import Check, check
+from deploy.simulation.plan_check import Check, Progress, confirm
 from deploy.simulation.plan_kinds import WAYS, kinds_of
 from deploy.simulation.plan_search import KindSearch, Offer, dollars_per_mtok
 
 LOADS: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 """Of the load asked about: where costs are compared besides."""
-
-Progress = Callable[[float, str], None]
-"""Told the share of the whole work that has been done since its last call, and what comes next."""
+_SEARCH: Final = 0.4
+"""Of the whole work, as progress is shown ..."""
+_COSTS: Final = 0.3
+"""... and, of each way's, what comes behind the events."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +46,25 @@ class Answer:
     trace: tuple[TraceCost, ...]
     """Of recorded traffic, for each way that can be had."""
     checks: tuple[Check, ...]
-    """Of the best offer of each way, if events were asked for."""
+    """Offers that were played by events, if that was asked for: way by way, the cheapest first."""
+    checked: bool
+    """Whether it was."""
 
     def best(self, way: str) -> Offer | None:
-        """The cheapest offer of a way, None if none keeps the promise."""
+        """The cheapest offer of a way: by the events, if they were asked, else by the rate model;
+        None if none keeps the promise."""
+        if self.checked:
+            return next((c.offer for c in self.checks if c.offer.way == way and c.confirmed), None)
         return next((o for o in self.offers if o.way == way and o.size is not None), None)
+
+    def recommended(self) -> list[Offer]:
+        """The best offer of each way, the cheapest first."""
+        best = [offer for offer in map(self.best, WAYS) if offer is not None]
+        return sorted(best, key=lambda offer: offer.dollars_per_hour)
+
+    def check_of(self, offer: Offer) -> Check | None:
+        """What the events say of it, None if they were not asked."""
+        return next((check for check in self.checks if check.offer == offer), None)
 
 
 def answer(
@@ -58,39 +73,52 @@ def answer(
     """Search all ways and kinds.
 
     Args:
-        check_s: play the best offer of each way by events for so long; 0 for not at all.
+        check_s: play the cheapest offers of each way by events for so long, until one is confirmed;
+            0 for not at all.
 
     Raises:
         ConfigError: a profile or trace that cannot be read.
     """
     traffic = traffic_of(plan.traffic)
     kinds = kinds_of(plan, traffic)
-    found = []
+    searches = []
     for kind in kinds:
         progress(0.0, f"{kind.way}, {kind.verifier.name}")
-        search = KindSearch(kind, plan)
-        found.append((search.offer(traffic.peak_per_s), search))
-        progress(0.5 / len(kinds), "costs by load")
-    found.sort(key=lambda pair: (pair[0].dollars_per_hour, WAYS.index(pair[0].way)))
-    costs, days, checks = {}, [], []
+        searches.append(KindSearch(kind, plan))
+        searches[-1].offer(traffic.peak_per_s)
+        progress(_SEARCH / len(kinds), "")
     ways = [way for way in WAYS if any(kind.way == way for kind in kinds)]
+    costs, days, checks = {}, [], []
     for way in ways:
-        offer, search = next(pair for pair in found if pair[0].way == way)
+        own = [search for search in searches if search.kind.way == way]
+        told = _scaled(progress, (1 - _SEARCH) / len(ways))
+        if check_s:
+            checks += confirm(own, plan, traffic, check_s, _scaled(told, 1 - _COSTS))
+        else:
+            told(1 - _COSTS, f"{way}, costs by load")
+        offer, search = min(
+            ((one.offer(traffic.peak_per_s), one) for one in own),
+            key=lambda pair: pair[0].dollars_per_hour,
+        )
         costs[way] = tuple(search.offer(share * traffic.peak_per_s) for share in LOADS)
         if len(traffic.windows_per_s) > 1 and offer.size is not None:
             days.append(_trace_cost(search, offer, traffic))
-        if check_s and offer.size is not None:
-            progress(0.0, f"{way}, by events")
-            checks.append(check(offer, search.kind, plan, traffic, check_s))
-        progress(0.5 / len(ways), "costs by load")
+        told(_COSTS, "")
+    offers = [search.offer(traffic.peak_per_s) for search in searches]
     return Answer(
         plan=plan,
         traffic=traffic,
-        offers=tuple(offer for offer, _ in found),
+        offers=tuple(sorted(offers, key=lambda o: (o.dollars_per_hour, WAYS.index(o.way)))),
         costs=costs,
         trace=tuple(days),
         checks=tuple(checks),
+        checked=check_s > 0,
     )
+
+
+def _scaled(progress: Progress, share: float) -> Progress:
+    """Of a part of the work."""
+    return lambda part, what: progress(share * part, what)
 
 
 def report_of(found: Answer) -> dict[str, Any]:
@@ -104,6 +132,7 @@ def report_of(found: Answer) -> dict[str, Any]:
         "costs": {way: [asdict(o) for o in offers] for way, offers in found.costs.items()},
         "trace": [asdict(cost) for cost in found.trace],
         "checks": [asdict(one) for one in found.checks],
+        "recommended": [asdict(offer) for offer in found.recommended()],
         "plan": asdict(found.plan),
     }
     cleaned: dict[str, Any] = _finite(tree)

@@ -10,6 +10,7 @@ import bisect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from deploy.simulation.plan import PlanSpec
@@ -24,6 +25,8 @@ _HALVINGS: Final = 6
 """... so many more."""
 _MOST_DRAFTERS: Final = 3
 """Drafters of a verifier that are looked at."""
+_MORE: Final = 13 / 12
+_LEAST_MORE: Final = 1e-6
 _FINE: Final = 16
 """Sizes up to this are all tried; larger ones in steps of a sixteenth."""
 
@@ -49,12 +52,24 @@ class Offer:
     state: PoolState | None = None
     """At the load asked about."""
 
+    @property
+    def name(self) -> str:
+        """Pools and devices in words."""
+        assert self.size is not None
+        own = f", {_counted(self.size.drafters, 'drafter')} on {self.drafter}"
+        verifiers = _counted(self.size.verifiers, "verifier")
+        return f"{self.way}: {verifiers} on {self.verifier}{own if self.drafter else ''}"
+
 
 class KindSearch:
-    """Offers of one kind for any load; what a size bears is worked out once."""
+    """Offers of one kind for any load; what a size bears is worked out once.
+
+    What an offer must bear is more than the load by as much as events have shown to be needed.
+    """
 
     def __init__(self, kind: Kind, plan: PlanSpec) -> None:
         self.kind = kind
+        self._spare = 1.0
         self._plan = plan
         self._limits = plan.limits
         self._bears: dict[PoolSize, float] = {}
@@ -72,9 +87,9 @@ class KindSearch:
             return nothing
         if reason := _alone(kind, self._plan):
             return replace(nothing, reason=reason)
-        size = self._cheapest(requests_per_s)
+        size = self._cheapest(requests_per_s * self._spare)
         if size is None:
-            return replace(nothing, reason=self._too_small(requests_per_s))
+            return replace(nothing, reason=self._too_small(requests_per_s * self._spare))
         state = kind.deployment.pool(size).state(requests_per_s, kind.deployment.target)
         dollars = kind.dollars(size)
         return replace(
@@ -85,6 +100,12 @@ class KindSearch:
             bears_per_s=self.bears(size),
             state=state,
         )
+
+    def refute(self, offer: Offer, requests_per_s: float) -> None:
+        """This offer does not bear the load, whatever the rate model says: from now on offers have
+        to bear more, by its account, than this one does, and a twelfth more than so far."""
+        shown = offer.bears_per_s / requests_per_s
+        self._spare = max(self._spare * _MORE, shown * (1 + _LEAST_MORE))
 
     def bears(self, size: PoolSize) -> float:
         """Requests per second up to which the promise holds."""
@@ -103,10 +124,20 @@ class KindSearch:
             least = PoolSize(verifiers=verifiers, drafters=self._least_drafters(verifiers))
             if best is not None and self.kind.dollars(least) >= self.kind.dollars(best):
                 break
+            if verifiers * self._most_of_one < rate:
+                continue
             found = self._with(verifiers, rate)
             if found and (best is None or self.kind.dollars(found) < self.kind.dollars(best)):
                 best = found
         return best
+
+    @cached_property
+    def _most_of_one(self) -> float:
+        """Requests per second that a verifier with all the drafters it can use serves at most, and
+        none serves more for being one of several."""
+        assert self.kind.deployment is not None
+        drafters = 0 if self.kind.way == PLAIN else _MOST_DRAFTERS if self.kind.drafter else 1
+        return self.kind.deployment.pool(PoolSize(verifiers=1, drafters=drafters)).capacity
 
     def _with(self, verifiers: int, rate: float) -> PoolSize | None:
         """The fewest drafters with which so many verifiers bear the load, found by halving: another
@@ -122,9 +153,14 @@ class KindSearch:
             for drafters in ladder(most)
             if drafters >= least
         ]
-        if not sizes or self.bears(sizes[-1]) < rate:
+        # Few are quicker looked at than many: up in doubles, then between the last two.
+        low, high = 0, 1
+        while high < len(sizes) and self.bears(sizes[high - 1]) < rate:
+            low, high = high, 2 * high
+        few = sizes[low:high]
+        if not few or self.bears(few[-1]) < rate:
             return None
-        return sizes[bisect.bisect_left(sizes, rate, key=self.bears)]
+        return few[bisect.bisect_left(few, rate, key=self.bears)]
 
     def _least_drafters(self, verifiers: int) -> int:
         """What the ways without a pool of their own have, and what draft memory asks for."""
@@ -140,6 +176,11 @@ class KindSearch:
         bears, size = max(
             ((bears, size) for size, bears in self._bears.items()), default=(0.0, PoolSize())
         )
+        if self._bears and not bears:
+            return (
+                f"load: none of the {len(self._bears)} sizes tried keeps the promise under any "
+                f"load, only for a request that is alone"
+            )
         return (
             f"load: {rate:g} requests/s are more than {self._limits.max_verifiers} verifiers and "
             f"{self._limits.max_drafters} drafters bear; the largest size tried "
@@ -150,6 +191,10 @@ class KindSearch:
 def dollars_per_mtok(dollars_per_hour: float, tokens_per_s: float) -> float:
     """What a million tokens cost; inf for none."""
     return dollars_per_hour / 3600 / tokens_per_s * 1e6 if tokens_per_s else math.inf
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def bearable(pool: PoolRates, target: Target, attainment: float) -> float:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.simulation.plan_answer import Answer
+from deploy.simulation.plan_check import Check
 from deploy.simulation.plan_kinds import COLOCATED, PLAIN, WAYS
 from deploy.simulation.plan_search import Offer
 
@@ -26,9 +27,13 @@ def answer_table(found: Answer) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("$/h", "$/M tokens", "kept", "tok/s p5", "p50", "TTFT p95", "busy V D"):
         table.add_column(name, justify="right")
+    if found.checked:
+        table.add_column("kept, events", justify="right")
     for offer in found.offers:
         if offer.size is not None:
-            table.add_row(offer.way, *_cells(offer))
+            check = found.check_of(offer)
+            events = [f"{check.kept:.1%}" if check else "-"] if found.checked else []
+            table.add_row(offer.way, *_cells(offer), *events)
     return table
 
 
@@ -44,26 +49,12 @@ def sentences(found: Answer) -> Iterator[str]:
         f"{traffic.peak_per_s:g} requests/s {busiest}, {traffic.lengths.prompt.mean:.0f} + "
         f"{traffic.lengths.output.mean:.0f} tokens; {promise}, for {slo.attainment:.0%}"
     )
-    best = next((offer for offer in found.offers if offer.size is not None), None)
-    if best is None:
-        yield "infeasible: no way on any of these devices keeps the promise"
-    else:
-        yield f"best: {_named(best)}, ${best.dollars_per_mtok:.3g} per million tokens"
-        for way in sorted(set(WAYS) - {best.way}, key=WAYS.index):
-            other = found.best(way)
-            if other is not None:
-                more = other.dollars_per_hour / best.dollars_per_hour - 1
-                yield f"next: {_named(other)}, {more:.0%} more"
-    for one in found.checks:
-        kept = "kept" if one.kept >= slo.attainment else "BROKEN"
-        yield (
-            f"by events, {one.way}: promise {kept} ({one.kept:.1%}); 5th percentile "
-            f"{one.user_tokens_per_s:.0f} tokens/s, TTFT p95 {one.ttft_s:.2f} s"
-        )
+    yield from _recommendation(found)
     for cost in found.trace:
         yield (
-            f"over the trace, {cost.way}: ${cost.dollars_per_mtok:.3g} per million tokens with "
-            f"pools of one size, ${cost.scaled_dollars_per_mtok:.3g} if they followed the load; "
+            f"over the trace, {cost.way}: {_per_mtok(cost.dollars_per_mtok)} per million tokens "
+            f"with pools of one size, {_per_mtok(cost.scaled_dollars_per_mtok)} if they followed "
+            f"the load; "
             f"promise kept for {cost.attainment:.1%}"
         )
     for offer in found.offers:
@@ -72,6 +63,46 @@ def sentences(found: Answer) -> Iterator[str]:
             yield f"not possible: {offer.way} on {offer.verifier}{drafter}: {offer.reason}"
     for device in found.plan.devices:
         yield f"step times of {device.name}: {device.source}"
+
+
+def _recommendation(found: Answer) -> Iterator[str]:
+    """The best offer, the best of the other ways, and what the events say."""
+    promised = found.plan.slo.attainment
+    for way in WAYS:
+        checks = [check for check in found.checks if check.offer.way == way]
+        for check in checks:
+            if not check.confirmed:
+                yield f"refuted by events: {_priced(check.offer)}: kept for {_kept(check)}"
+        if checks and not checks[-1].confirmed:
+            yield f"{way}: none of the {len(checks)} cheapest offers was confirmed by events"
+    offers = found.recommended()
+    if not offers:
+        if not any(offer.size for offer in found.offers) and not found.checks:
+            yield "infeasible: no way on any of these devices keeps the promise"
+        else:
+            yield f"no offer was confirmed by events to keep the promise for {promised:.0%}"
+        return
+    best = offers[0]
+    yield f"best: {_priced(best)}, {_per_mtok(best.dollars_per_mtok)} per million tokens"
+    if (played := found.check_of(best)) is not None:
+        yield f"confirmed by events: kept for {_kept(played)}"
+    for other in offers[1:]:
+        more = other.dollars_per_hour / best.dollars_per_hour - 1
+        seen = found.check_of(other)
+        events = f"; by events, kept for {_kept(seen)}" if seen else ""
+        yield f"next: {_priced(other)}, {more:.0%} more{events}"
+
+
+def _kept(check: Check) -> str:
+    return (
+        f"{check.kept:.1%} (5th percentile {check.user_tokens_per_s:.0f} tokens/s, TTFT p95 "
+        f"{check.ttft_s:.2f} s)"
+    )
+
+
+def _per_mtok(dollars: float) -> str:
+    """As the table has it."""
+    return f"${dollars:.3f}"
 
 
 def _cells(offer: Offer) -> list[str]:
@@ -86,7 +117,7 @@ def _cells(offer: Offer) -> list[str]:
         f"{size.verifiers} {offer.verifier}",
         drafters,
         f"{offer.dollars_per_hour:.2f}",
-        f"{offer.dollars_per_mtok:.3f}",
+        _per_mtok(offer.dollars_per_mtok).removeprefix("$"),
         f"{state.attainment:.1%}",
         f"{slow:.0f}",
         f"{middle:.0f}",
@@ -95,14 +126,5 @@ def _cells(offer: Offer) -> list[str]:
     ]
 
 
-def _named(offer: Offer) -> str:
-    assert offer.size is not None
-    own = (
-        f", {_counted(offer.size.drafters, 'drafter')} on {offer.drafter}" if offer.drafter else ""
-    )
-    verifiers = _counted(offer.size.verifiers, "verifier")
-    return f"{offer.way}: {verifiers} on {offer.verifier}{own}, ${offer.dollars_per_hour:.2f}/h"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _priced(offer: Offer) -> str:
+    return f"{offer.name}, ${offer.dollars_per_hour:.2f}/h"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cluster.config import natural, positive
 from cluster.errors import ConfigError
+from cluster.sections import natural, positive
 from deploy.simulation.curves import DraftCurve, StepCurve, profiled_curve, seconds
 from deploy.simulation.specs import share
 

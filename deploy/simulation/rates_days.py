@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from deploy.simulation.rates import LaneRates
 from deploy.simulation.rates_pair import PairSpec
 from deploy.simulation.rates_pool import PoolRates, PoolState, Target
+from deploy.simulation.rates_round import Round
 
 F64 = NDArray[np.float64]
 
@@ -65,17 +66,18 @@ class Deployment:
         self.target = target
         self._most_waiting = most_waiting
         self._steps = pair.steps()
+        self._played: dict[tuple[int, int, int], Round] = {}
         self._pools: dict[PoolSize, PoolRates] = {}
 
     def pool(self, size: PoolSize) -> PoolRates:
         """Speed and waiting at this size."""
         if size not in self._pools:
-            own = self.pair.drafter.shares_verifier  # then a lane keeps to its own drafter
             lane = LaneRates(
                 self.pair,
-                num_lanes=1 if own else size.verifiers,
-                num_drafters=min(size.drafters, 1) if own else size.drafters,
+                num_lanes=size.verifiers,
+                num_drafters=size.drafters,
                 steps=self._steps,
+                played=self._played,
             )
             self._pools[size] = PoolRates(
                 lane,

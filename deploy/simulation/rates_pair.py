@@ -22,6 +22,7 @@ class PairSpec:
     lengths: LengthMix = field(default_factory=LengthMix)
     scheduling: SchedulingConfig = field(default_factory=SchedulingConfig)
     prefill_budget: int = 256
+    draft_timeout_s: float = 2.0
     explore_fraction: float = 1 / 64
     recalibrated: bool = True
 
@@ -43,7 +44,6 @@ class PairSpec:
             acceptance=self.acceptance,
             lengths=self.lengths,
             scheduling=self.scheduling,
-            prefill_budget=self.prefill_budget,
             explore_fraction=self.explore_fraction,
             recalibrated=self.recalibrated,
         )
@@ -59,6 +59,7 @@ def pair_of(scenario: Scenario) -> PairSpec:
         lengths=LengthMix(prompt=scenario.trace.prompt, output=scenario.trace.output),
         scheduling=scenario.router.scheduling,
         prefill_budget=scenario.router.prefill_budget,
+        draft_timeout_s=scenario.router.draft_timeout_s,
         explore_fraction=scenario.router.explore_fraction,
         recalibrated=scenario.router.scheduling.recalibrate,
     )

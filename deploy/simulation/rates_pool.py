@@ -22,13 +22,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.simulation.rates import LaneRates, Round
+from deploy.simulation.rates import LaneRates
 from deploy.simulation.rates_law import Percentiles, coarse, percentiles
+from deploy.simulation.rates_round import Round
 from deploy.simulation.rates_waiting import Prefill
 
 F64 = NDArray[np.float64]
 
-_GRID: Final = 1.25
+_GRID: Final = 1.4
 """Concurrencies are worked out in steps of this factor, with straight lines between them."""
 _QUANTILES: Final = 32
 _SPARE: Final = 1e-9
@@ -88,12 +89,11 @@ class PoolRates:
         self._num_lanes = num_lanes
         self._most_waiting = most_waiting
         self._prefill = prefill = Prefill(lane.pair)
-        rounds = [lane.at(rows) for rows in _grid(most)]
-        finished = np.array([self._finished_per_s(r) for r in rounds])
-        # A lane holds those that decode and those whose prompt is computed meanwhile.
-        prefilling = finished * np.array([prefill.mean_s(r) for r in rounds])
-        decoding = np.array([r.rows for r in rounds])
-        held = np.maximum.accumulate(np.concatenate([[0.0], decoding + prefilling]))
+        rounds = [lane.at(held) for held in _grid(most)]
+        # More requests never make a lane slower; a play's chance must not say so.
+        finished = np.maximum.accumulate([self._finished_per_s(r) for r in rounds])
+        decoding = np.array([r.num_decoding for r in rounds])
+        held = np.array([0.0, *(r.num_requests for r in rounds)])
         self._lane_K = np.arange(most + 1, dtype=np.float64)
 
         def over(columns: F64, *, empty: bool = False) -> F64:
@@ -204,9 +204,7 @@ class PoolRates:
     # --- of a round ---------------------------------------------------------------------------
 
     def _finished_per_s(self, one: Round) -> float:
-        """By decoding, or by prefill where that is what fills the steps."""
-        decoded = one.tokens_per_s / self._lane.tokens_per_request(one.tau)
-        return min(decoded, self._prefill.most_per_s(one))
+        return one.tokens_per_s / self._lane.tokens_per_request()
 
     def _user_speeds(self, one: Round) -> F64:
         """Tokens per second of requests [Q], from the hardest text to the easiest.

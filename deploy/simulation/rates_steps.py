@@ -18,23 +18,23 @@ from deploy.simulation.curves import StepCurve
 from deploy.simulation.rates_blocks import BlockSample
 from deploy.simulation.traces import LengthSpec
 from router.policies import PolicyInput, make_policy
-from router.prompt_budget import chunk_tokens, least_chunk
 from router.step_load import StepLoad
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-_ROWS_SAMPLED: Final = 256
-_MOST_STEPS: Final = 24
-_FEWEST_STEPS: Final = 6
+_ROWS_SAMPLED: Final = 160
+_MOST_STEPS: Final = 16
+_FEWEST_STEPS: Final = 4
 _SETTLING: Final = 2
 """First steps of a policy, which knows no earlier round yet: played, not counted."""
 _SETTLED: Final = 0.5
 """Which requests are how frequent depends on the lengths, and the lengths on that: played again if
 they are off by more drafts a row than this."""
-_CHUNK_STEP: Final = 1.1
-_EXPOSED_STEP: Final = 1.25
-"""Exposed times this close lead to the same lengths, for all that matters."""
+_ROWS_STEP: Final = 1.2
+_CHUNK_STEP: Final = 2.0
+_EXPOSED_STEP: Final = 1.8
+"""Steps this close lead to the same lengths, for all that matters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,30 +52,22 @@ class LengthMix:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanStep:
-    """Means over the steps of a regime."""
+    """Of a drafting lane at so many rows."""
 
     tau: float
     """Tokens per row."""
     num_verified: float
     """Drafts verified per row."""
-    step_s: float
-
-    def mixed(self, other: MeanStep, share: float) -> MeanStep:
-        """Of a lane that plays ``other`` for this share of its steps."""
-        return MeanStep(
-            tau=(1 - share) * self.tau + share * other.tau,
-            num_verified=(1 - share) * self.num_verified + share * other.num_verified,
-            step_s=(1 - share) * self.step_s + share * other.step_s,
-        )
+    ends: float
+    """Rows that are at the end of their text, as a share."""
 
 
 class StepSampler:
-    """Mean steps by rows and exposed time; each is worked out once.
+    """Mean steps by rows, exposed time and prompt tokens; each kind is worked out once.
 
     Args:
         curve: of the verifier; decisions see the same one (a profile that has been learnt).
         recalibrated: see `BlockSample`.
-        prefill_budget: most prompt tokens of a step.
         explore_fraction: share of row-rounds that are verified whole, as `router.draft_lengths`.
     """
 
@@ -86,7 +78,6 @@ class StepSampler:
         acceptance: AcceptanceModel,
         lengths: LengthMix,
         scheduling: SchedulingConfig,
-        prefill_budget: int,
         explore_fraction: float,
         recalibrated: bool,
     ) -> None:
@@ -95,73 +86,63 @@ class StepSampler:
         self._lengths = lengths
         self._scheduling = scheduling
         self._deterministic = acceptance.regime != "rejection"
-        self._prefill_budget = prefill_budget
         self._explore_fraction = explore_fraction
         self._found: dict[tuple[int, int, int], MeanStep] = {}
+        self._guess = float(self.blocks.gamma)
+        """Drafts that are verified of a block, as the latest kind of step has it."""
+        self._plain = self._with_ends(1.0, 0.0)
 
-    def most_chunk(self, rows: float, num_verified: float) -> int:
-        """Prompt tokens that a step of so many rows, with so many drafts each, can carry."""
-        whole, num_drafts = round(max(rows, 1)), round(rows * num_verified)
-        alone_s = self._curve.step_s(self._load(whole, num_drafts, 0))
-        return chunk_tokens(
-            lambda chunk: self._curve.step_s(self._load(whole, num_drafts, chunk)),
-            limit_s=alone_s * (1 + self._scheduling.prefill_stretch),
-            least=least_chunk(self._prefill_budget),
-            most=self._prefill_budget,
-        )
+    def mean(self, rows: int, exposed_s: float, *, drafting: bool, chunk: int) -> MeanStep:
+        """The mean step of so many rows.
 
-    def chunks(self, most: int, per_step: float) -> tuple[int, float]:
-        """Prompt tokens of a step that carries any, and the share of steps that do. Prompts come by
-        chance, so several may meet in one.
-
-        Args:
-            most: see `most_chunk`.
-            per_step: prompt tokens, mean over all steps.
+        Steps that carry a prompt chunk are another kind: a chunk may fill what memory takes anyway,
+        so that drafts are no longer free.
         """
-        one = min(self._lengths.prompt.mean, float(most))
-        share = -math.expm1(-per_step / one)
-        tokens = min(per_step / share, float(most)) if share else one
-        # Steps with about the same chunk are decided about alike.
-        rounded = math.exp(round(math.log(tokens, _CHUNK_STEP)) * math.log(_CHUNK_STEP))
-        return max(round(rounded), 1), min(per_step / max(rounded, 1.0), 1.0)
-
-    def mean(self, rows: float, exposed_s: float, *, drafting: bool, chunk: int) -> MeanStep:
-        """The mean step of so many rows; of a fraction, so many steps are larger by one.
-
-        Steps that carry a prompt chunk are another kind: they take long anyway, so that drafts are
-        cheap in them.
-        """
-        step = self._drafted if drafting else self._plain
-        whole = int(rows)
-        if rows == whole:
-            return step(whole, exposed_s, chunk)
-        more = step(whole + 1, exposed_s, chunk)
-        return step(whole, exposed_s, chunk).mixed(more, rows - whole) if whole else more
-
-    def _plain(self, rows: int, exposed_s: float, chunk: int) -> MeanStep:
-        step_s = self._curve.step_s(self._load(rows, 0, chunk))
-        return MeanStep(tau=1.0, num_verified=0.0, step_s=step_s)
-
-    def _drafted(self, rows: int, exposed_s: float, chunk: int) -> MeanStep:
+        if not drafting or not rows:
+            return self._plain
+        rows, chunk = _rounded(rows, _ROWS_STEP), _rounded(chunk, _CHUNK_STEP)
         least_s = self._curve.step_s(self._load(rows, 0, 0)) / 64
         bucket = round(math.log(max(exposed_s, least_s) / least_s, _EXPOSED_STEP))
         key = (rows, bucket, chunk)
         if key not in self._found:
-            exposed_s, guess = least_s * _EXPOSED_STEP**bucket, float(self.blocks.gamma)
-            step = self._play(rows, exposed_s, chunk, guess)
-            if guess - step.num_verified > _SETTLED:
-                step = self._play(rows, exposed_s, chunk, step.num_verified)
-            self._found[key] = step
+            exposed_s = least_s * _EXPOSED_STEP**bucket
+            tau, num_verified = self._play(rows, exposed_s, chunk, self._guess)
+            if abs(self._guess - num_verified) > _SETTLED:
+                tau, num_verified = self._play(rows, exposed_s, chunk, num_verified)
+            self._guess = num_verified
+            self._found[key] = self._with_ends(tau, num_verified)
         return self._found[key]
 
-    def _play(self, rows: int, exposed_s: float, chunk: int, num_verified: float) -> MeanStep:
-        """Let a policy decide over a few steps, and count what the blocks are worth."""
+    def _with_ends(self, tau: float, num_verified: float) -> MeanStep:
+        """Means over whole texts, ends included.
+
+        The first token is the prefill's. The last round is cut where the text ends, on average in
+        its middle. Every number of tokens is left at the start of one round in tau, and a block
+        is verified no further than they reach.
+        """
+        needed = max(self._lengths.output.mean - 1, 1.0)
+        rounds = (needed + (tau - 1) / 2) / tau
+        cut = num_verified * (num_verified + 1) / 2 / tau / rounds
+        return MeanStep(tau=needed / rounds, num_verified=num_verified - cut, ends=1 / rounds)
+
+    def _play(
+        self, rows: int, exposed_s: float, chunk: int, num_verified: float
+    ) -> tuple[float, float]:
+        """Let a policy decide over a few steps, and count what the blocks are worth: tokens and
+        verified drafts per row.
+
+        Args:
+            num_verified: about as many, which is what the frequency of texts depends on.
+        """
         scheduling, gamma = self._scheduling, self.blocks.gamma
         policy = make_policy(scheduling.policy, min_gain=scheduling.min_gain)
         explored = self._explore_fraction if policy.weighs else 0.0
         num_steps = min(max(-(-_ROWS_SAMPLED // rows), _FEWEST_STEPS), _MOST_STEPS)
         base = self._load(rows, 0, chunk)
-        curve_B = self._curve.curve_s(base, base.num_tokens + rows * gamma) + exposed_s
+        # Drafts do not pay for the prompts beside them, as `router.draft_lengths` has it.
+        prompt_s = self._curve.step_s(base) - self._curve.step_s(self._load(rows, 0, 0))
+        curve_B = self._curve.curve_s(base, base.num_tokens + rows * gamma)
+        curve_B += exposed_s - max(prompt_s, 0.0)
         played = []
         for true_RG, stated_RG in self.blocks.steps(rows, _SETTLING + num_steps, num_verified):
             seen = PolicyInput(
@@ -177,10 +158,9 @@ class StepSampler:
             policy.remember(seen)
             accepted = true_RG[chosen_RG].sum() + explored * true_RG[~chosen_RG].sum()
             num_drafts = float(chosen_RG.sum() + explored * (~chosen_RG).sum())
-            step_s = self._curve.step_s(self._load(rows, round(num_drafts), chunk))
-            played.append((1 + float(accepted) / rows, num_drafts / rows, step_s))
-        tau, length, step_s = np.mean(played[_SETTLING:], axis=0).tolist()
-        return MeanStep(tau=tau, num_verified=length, step_s=step_s)
+            played.append((1 + float(accepted) / rows, num_drafts / rows))
+        tau, length = np.mean(played[_SETTLING:], axis=0).tolist()
+        return tau, length
 
     def _load(self, rows: int, num_drafts: int, chunk: int) -> StepLoad:
         context = rows * self._lengths.mean_context
@@ -192,6 +172,13 @@ class StepSampler:
             num_prefill=chunk,
             sum_context=round(context),
         )
+
+
+def _rounded(number: int, step: float) -> int:
+    """To a power of ``step``; small ones stay."""
+    if number * (step - 1) < 1:
+        return number
+    return round(step ** round(math.log(number, step)))
 
 
 def square_ratio(law: LengthSpec) -> float:

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.simulation.rates import Round
 from deploy.simulation.rates_pair import PairSpec
+from deploy.simulation.rates_round import Round
 from deploy.simulation.rates_steps import square_ratio
 
 F64 = NDArray[np.float64]
@@ -49,15 +49,6 @@ class Prefill:
         served_s = self._prompt.mean / one.most_chunk * turn_s
         queue_s = full / (1 - full) / 2 * square_ratio(self._prompt) * served_s
         return one.verifier_busy * one.step_s, queue_s, turn_s, float(one.most_chunk)
-
-    def most_per_s(self, one: Round) -> float:
-        """Prompts per second that steps have room for."""
-        return _MOST_FULL * one.most_chunk / one.step_interval_s / self._prompt.mean
-
-    def mean_s(self, one: Round) -> float:
-        """Mean time."""
-        columns = np.array([self.columns(one)]).T
-        return float(self.waits(*columns).mean())
 
     def waits(self, busy_s_n: F64, queue_s_n: F64, turn_s_n: F64, chunk_n: F64) -> F64:
         """Times [n, M] of all kinds of requests."""

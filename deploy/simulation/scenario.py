@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from cluster.config import RouterConfig, natural, parse_section, positive
+from cluster.config import RouterConfig
 from cluster.errors import ConfigError
+from cluster.sections import natural, parse_section, positive
+from cluster.yaml_text import parse_yaml, read_yaml, yaml_float
 from deploy.simulation.acceptance import AcceptanceModel, Domain, evaluated_domains
 from deploy.simulation.curves import profiled_curve, seconds
 from deploy.simulation.examples import SCENARIOS, example
@@ -71,7 +71,9 @@ class Scenario:
             )
         names = [variant.name for variant in self.variants]
         if not names or len(set(names)) != len(names):
-            raise ConfigError("variants: none, or two of one name")
+            raise ConfigError(
+                "variants: none, or two of one name", hint="give each a name of its own"
+            )
         self._check_faults()
 
     def _check_faults(self) -> None:
@@ -85,7 +87,7 @@ class Scenario:
                 )
             if any(not 0 <= cell < self.cells for cell in fault.cells):
                 raise ConfigError(
-                    f"faults[{n}].cells: {list(fault.cells)} of {self.cells} cells",
+                    f"faults[{n}].cells: {', '.join(map(str, fault.cells))} of {self.cells} cells",
                     hint="counted from 0",
                 )
 
@@ -149,34 +151,31 @@ def _point_setting(base: Scenario, point: float) -> str:
             )
         return f"trace.users={int(point)}"
     key = "time_scale" if base.trace.kind == "file" else "rate"
-    return f"trace.{key}={point}"
+    return f"trace.{key}={yaml_float(point)}"
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    tree = read_yaml(path)
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected a mapping, got {type(tree).__name__}")
+        raise ConfigError(
+            f"{path} holds no scenario", hint="KEY: VALUE lines, as in deploy/simulation/scenarios"
+        )
     return tree
 
 
 def _set(tree: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
-    if not equals or not key:
+    if not equals or not all(key.split(".")):
         raise ConfigError(f"{setting!r} is no setting", hint="section.key=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{key}: {text!r} is not YAML: {' '.join(str(error).split())}") from error
+    value = parse_yaml(text, f"{key}: {text!r}")
     *sections, name = key.split(".")
     for section in sections:
         inner = tree.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"{key}: {section} is no section here")
+            raise ConfigError(
+                f"{key}: {section} is no section here",
+                hint=f"{section} stands in for one: set {section} to a section of its own",
+            )
         tree = inner
     tree[name] = value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.config import natural, one_of, positive
+from cluster.sections import natural, one_of, positive
 from deploy.simulation.curves import DraftCurve, StepCurve, seconds
 
 

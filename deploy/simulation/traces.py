@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from cluster.config import natural, one_of, positive
 from cluster.errors import ConfigError
+from cluster.sections import natural, one_of, positive
 from cluster.tiers import TIER_WEIGHTS
 from deploy.simulation.curves import seconds
 from deploy.simulation.keyed import uniforms
@@ -110,7 +110,10 @@ class TraceSpec:
 
     def __post_init__(self) -> None:
         if sum(service.share for service in self.services) > 1 + 1e-9:
-            raise ConfigError("trace.services: shares of more than 1 together")
+            raise ConfigError(
+                "trace.services: shares of more than 1 together",
+                hint="what is left asks for nothing",
+            )
         if self.kind == "file" and not self.path:
             raise ConfigError("traffic of kind file without a path", hint="set trace.path")
 

@@ -1,4 +1,4 @@
-"""`Calibration`: which temperatures and offsets a request's confidence gets."""
+"""`Calibration`: which temperatures, offsets and bends a request's confidence gets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.sampling import REGIMES, regime_of
 from cluster.wire import F32, Sampling
 from drafter_service.calibration.figures import Judgement
 from drafter_service.calibration.samples import logit, sigmoid
-from drafter_service.calibration.scaling import Scaling
+from drafter_service.calibration.scaling import Scaling, bent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,4 +59,6 @@ class Calibration:
         chosen = [self.regimes[regime_of(sampling)].scaling for sampling in samplings]
         temperature_SG = np.array([scaling.temperatures for scaling in chosen])
         offset_SG = np.array([scaling.offsets for scaling in chosen])
-        return sigmoid(logit(confidence_SG) / temperature_SG + offset_SG).astype(np.float32)
+        bend_S1 = np.array([[scaling.bend] for scaling in chosen])
+        logit_SG = bent(logit(confidence_SG), bend_S1)
+        return sigmoid(logit_SG / temperature_SG + offset_SG).astype(np.float32)

@@ -18,7 +18,13 @@ from cluster.json_text import parse_json
 from cluster.sampling import REGIMES
 from drafter_service.calibration.calibration import Calibration, RegimeCalibration
 from drafter_service.calibration.figures import Figures, Judgement
-from drafter_service.calibration.scaling import MAX_OFFSET, Method, Scaling
+from drafter_service.calibration.scaling import (
+    MAX_BEND,
+    MAX_OFFSET,
+    MIN_BEND,
+    Method,
+    Scaling,
+)
 
 CALIBRATION_FILE: Final = "calibration.json"
 DIAGRAM_FILE: Final = "reliability.png"
@@ -100,8 +106,11 @@ def _regime(fields: _Fields) -> RegimeCalibration:
     offsets = fields.numbers("offsets", -MAX_OFFSET, MAX_OFFSET, num)
     if method not in get_args(Method) or (method == "temperature" and any(offsets)):
         raise fields.wrong("method", method)
+    bend = fields.number("bend", MIN_BEND, MAX_BEND)
+    if bend != 1.0 and not method.endswith("bend"):
+        raise fields.wrong("bend", bend)
     borrowed = fields.counts("borrowed", 1, num)
-    fields.only("method", "temperatures", "offsets", "borrowed", "measured")
+    fields.only("method", "temperatures", "offsets", "bend", "borrowed", "measured")
     judgement = None
     if fields.value["measured"] is not None:
         judgement = _judgement(fields.inner("measured"), num)
@@ -110,6 +119,7 @@ def _regime(fields: _Fields) -> RegimeCalibration:
             method=method,  # type: ignore[arg-type]  # checked above
             temperatures=temperatures,
             offsets=offsets,
+            bend=bend,
             borrowed=borrowed,
         ),
         judgement=judgement,

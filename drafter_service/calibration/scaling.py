@@ -19,6 +19,11 @@ Where we go beyond the paper:
   ``c_k = sigmoid(logit_k / T_k + b_k)``, still order-preserving. The search stays one-dimensional:
   for each T_k, b_k is the likeliest one. It is used only if it lowers the error on prompts left
   out of the fit.
+* **Bend.** A head may know less the surer it is: no draft holds with more than the share of tokens
+  that a reduced draft vocabulary covers, whatever the logit. Method ``temperature+offset+bend`` has
+  ``bend(z) = -softplus(-z) + bend * softplus(z)`` in place of the logit z: another slope above a
+  confidence of 1/2 than below, smoothly joined (for one position, beta calibration, Kull et al.
+  2017). One number per regime, from a small grid, and again only if left-out prompts gain by it.
 * **Bins.** Equally filled ones: deep products lie near 0, in a single bin of equal width.
 
 Shape legend: N rounds, G gamma, T temperatures of the grid.
@@ -34,19 +39,24 @@ import numpy as np
 from drafter_service.calibration.metrics import ece, equal_mass_ece, equal_mass_noise
 from drafter_service.calibration.samples import F64, Bools, Samples, sigmoid
 
-Method = Literal["temperature", "temperature+offset"]
+Method = Literal["temperature", "temperature+offset", "temperature+offset+bend"]
 
 MIN_TEMPERATURE: Final = 0.2
 MAX_TEMPERATURE: Final = 5.0
 MAX_OFFSET: Final = 3.0
+MIN_BEND: Final = 0.2
+MAX_BEND: Final = 2.0
 MIN_REACHED: Final = 30
 """Rounds that must have reached a position for it to get values of its own."""
 
 _GRID_T: Final = np.geomspace(MIN_TEMPERATURE, MAX_TEMPERATURE, 65)  # 5% apart
+_BENDS: Final = (0.3, 0.42, 0.6, 0.8)
 _PRIOR_SPREAD: Final = 0.5
 """Standard deviation of ln T_k and of b_k around the values of the position before."""
 _MIN_GAIN: Final = 0.001
 """Mean error on left-out prompts by which an offset must be better: less changes no schedule."""
+_MIN_BEND_GAIN: Final = 0.001
+"""Error at the worst position, which is mostly the first, by which a bend must be better."""
 _NUM_FOLDS: Final = 4
 
 
@@ -57,56 +67,77 @@ class Scaling:
     method: Method
     temperatures: tuple[float, ...]  # G
     offsets: tuple[float, ...]  # G, all 0 with method ``temperature``
+    bend: float = 1.0
+    """Slope above a confidence of 1/2 over that below; 1 but with the method of that name."""
     borrowed: tuple[int, ...] = ()
     """Positions, from 1, with too few rounds for values of their own."""
 
     def apply(self, logit_NG: F64) -> F64:
         """Calibrated conditional confidence [N, G]."""
-        return sigmoid(logit_NG / np.array(self.temperatures) + np.array(self.offsets))
+        bent_NG = bent(logit_NG, self.bend)
+        return sigmoid(bent_NG / np.array(self.temperatures) + np.array(self.offsets))
+
+
+def bent(logit: F64, bend: float | F64) -> F64:
+    """Logits with the slope 1 far below 0 and ``bend`` far above; unchanged with a bend of 1."""
+    bent: F64 = logit + (np.asarray(bend) - 1.0) * np.logaddexp(0.0, logit)
+    return bent
 
 
 def fit(samples: Samples) -> Scaling:
-    """The scaling of one regime: a temperature per position, and an offset where that pays."""
+    """The scaling of one regime: temperatures, and offsets and a bend where they pay."""
     num_folds = min(_NUM_FOLDS, len(np.unique(samples.prompt)))
     if num_folds < 2:
         return fit_method(samples, "temperature")
-    plain = left_out_error(samples, "temperature", num_folds)
-    shifted = left_out_error(samples, "temperature+offset", num_folds)
-    pays = plain - shifted > _MIN_GAIN
-    return fit_method(samples, "temperature+offset" if pays else "temperature")
+    best: tuple[Method, float] = "temperature", 1.0
+    errors_G = left_out_errors(samples, *best, num_folds)
+    with_offset_G = left_out_errors(samples, "temperature+offset", 1.0, num_folds)
+    if errors_G.mean() - with_offset_G.mean() > _MIN_GAIN:
+        best, errors_G = ("temperature+offset", 1.0), with_offset_G
+    worst = {
+        bend: left_out_errors(samples, "temperature+offset+bend", bend, num_folds).max()
+        for bend in _BENDS
+    }
+    bend = min(worst, key=worst.__getitem__)
+    if errors_G.max() - worst[bend] > _MIN_BEND_GAIN:
+        best = "temperature+offset+bend", bend
+    return fit_method(samples, *best)
 
 
-def left_out_error(samples: Samples, method: Method, num_folds: int) -> float:
-    """Mean over positions of the product's `ece`, each round judged by a fit without its prompt."""
+def left_out_errors(samples: Samples, method: Method, bend: float, num_folds: int) -> F64:
+    """The product's `ece` at each position that was seen, each round judged by a fit without its
+    prompt."""
     fold_N = samples.folds(num_folds)
     confidence_NG = np.empty_like(samples.logit)
     for fold in range(num_folds):
         out_N = fold_N == fold
-        scaling = fit_method(samples.of(~out_N), method)
+        scaling = fit_method(samples.of(~out_N), method, bend)
         confidence_NG[out_N] = scaling.apply(samples.logit[out_N])
     product_NG, survived_NG = confidence_NG.cumprod(axis=1), samples.survived
-    errors = [
-        ece(product_NG[seen_N, k], survived_NG[seen_N, k])
-        for k, seen_N in enumerate(samples.observable.T)
-        if seen_N.any()
-    ]
-    return float(np.mean(errors))
+    return np.array(
+        [
+            ece(product_NG[seen_N, k], survived_NG[seen_N, k])
+            for k, seen_N in enumerate(samples.observable.T)
+            if seen_N.any()
+        ]
+    )
 
 
-def fit_method(samples: Samples, method: Method) -> Scaling:
-    """Fit left to right with or without offsets."""
+def fit_method(samples: Samples, method: Method, bend: float = 1.0) -> Scaling:
+    """Fit left to right, with or without offsets, the bend given."""
     temperature, offset = 1.0, 0.0
     temperatures, offsets, borrowed = [], [], []
     product_N = np.ones(len(samples))
+    logit_NG = bent(samples.logit, bend)
     for k in range(samples.gamma):
         position = _Position(
-            logit=samples.logit[:, k],
+            logit=logit_NG[:, k],
             survived=samples.survived[:, k],
             observable=samples.observable[:, k],
             reached=samples.reached[:, k],
             before=product_N,
             previous=(temperature, offset),
-            with_offset=method == "temperature+offset",
+            with_offset=method != "temperature",
         )
         if position.reached.sum() < MIN_REACHED:
             borrowed.append(k + 1)
@@ -114,11 +145,12 @@ def fit_method(samples: Samples, method: Method) -> Scaling:
             temperature, offset = position.search()
         temperatures.append(temperature)
         offsets.append(offset)
-        product_N = product_N * sigmoid(samples.logit[:, k] / temperature + offset)
+        product_N = product_N * sigmoid(logit_NG[:, k] / temperature + offset)
     return Scaling(
         method=method,
         temperatures=tuple(temperatures),
         offsets=tuple(offsets),
+        bend=bend,
         borrowed=tuple(borrowed),
     )
 

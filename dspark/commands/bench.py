@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cluster.errors import ConfigError
 from cluster.tiers import TIER_WEIGHTS
-from dspark.client import DEFAULT_ADDRESS
+from dspark.connection import add_connection_arguments
 
 if TYPE_CHECKING:
     from dspark.bench.asks import Mix
@@ -27,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", type=Path, required=True, metavar="FILE", help="JSONL with prompt or turns"
     )
-    parser.add_argument("--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
-    parser.add_argument("--application", default="", metavar="NAME", help="where Ray runs several")
+    add_connection_arguments(parser)
     shape = parser.add_mutually_exclusive_group(required=True)
     shape.add_argument(
         "--users", type=int, metavar="N", help="closed loop: each asks when answered"

@@ -210,8 +210,9 @@ def _table(regime: str, calibration: RegimeCalibration) -> Table:
     scaling, judgement = calibration.scaling, calibration.judgement
     assert judgement is not None
     before, after = judgement.before, judgement.after
+    bend = f" {scaling.bend:g}" if scaling.bend != 1.0 else ""
     table = Table(
-        title=f"{regime}: {scaling.method}, {judgement.num_prompts} prompts, pooled AUC "
+        title=f"{regime}: {scaling.method}{bend}, {judgement.num_prompts} prompts, pooled AUC "
         f"{_number(before.pooled_auc)} raw, {_number(after.pooled_auc)} now",
         caption="* too few rounds: the values of the position before" if scaling.borrowed else None,
         box=box.SIMPLE_HEAD,

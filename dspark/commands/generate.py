@@ -7,14 +7,15 @@ import sys
 from typing import Any
 
 from cluster.tiers import TIER_WEIGHTS
-from dspark.client import DEFAULT_ADDRESS, Client
+from dspark.client import Client
+from dspark.connection import add_connection_arguments
 from dspark.messages import Options, Usage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; those of sampling are named as in `Options`."""
     parser.add_argument("prompt", help="the prompt, - for standard input")
-    parser.add_argument("--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
+    add_connection_arguments(parser)
     parser.add_argument("--raw", action="store_true", help="no chat template: continue the text")
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--temperature", type=float, help="default 0: greedy")
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         if name in Options.__annotations__ and value is not None
     }
     options = Options(**chosen)  # type: ignore[typeddict-item]
-    with Client(args.address) as client:
+    with Client(args.address, application=args.application) as client:
         if args.raw:
             generation = client.generate(prompt, **options)
         else:

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from cluster.errors import ConfigError
 from dspark.progress import erased_on_failure
-from dspark.report_file import check_writable
+from dspark.report_file import check_picture, check_writable
 
 if TYPE_CHECKING:
-    from deploy.simulation.plan_answer import Answer, Progress
+    from deploy.simulation.plan_check import Progress
 
 _FILE_WIDTH: Final = 120
 """Columns of the table where no terminal says how wide it is."""
@@ -35,14 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="play the best pools of each way in the event simulator for so long",
+        help="play the cheapest pools of each way in the event simulator for so long, and the next "
+        "cheapest where they break the promise",
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="report")
     parser.add_argument("--picture", type=Path, metavar="PNG", help="costs against load")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, print the answer, write report and picture; 1 if no way keeps the promise."""
+    """Search, print the answer, write report and picture; 1 if no way keeps the promise, by the
+    events if they were asked."""
     from cluster.atomic_file import write_bytes, write_json
     from deploy.simulation.plan import built_in, load_plan
     from deploy.simulation.plan_answer import answer, report_of
@@ -54,15 +56,18 @@ def run(args: argparse.Namespace) -> int:
     plan = load_plan(Path(args.plan) if named else built_in(args.plan))
     if args.json is not None:
         check_writable(args.json)
-    if args.picture is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--picture needs matplotlib", hint="pip install 'dspark-serve[train]'")
+    if args.picture is not None:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ConfigError(
+                "--picture needs matplotlib", hint="pip install 'dspark-serve[train]'"
+            )
+        check_picture(args.picture, "--picture")
     with _progress(Console(stderr=True)) as progress:
         found = answer(plan, progress, check_s=args.check)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)
-    feasible = _feasible(found)
-    if feasible:
+    if any(offer.size is not None for offer in found.offers):
         console.print(answer_table(found))
     for sentence in sentences(found):
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
@@ -73,11 +78,7 @@ def run(args: argparse.Namespace) -> int:
         from deploy.simulation.plan_pictures import draw_plan
 
         write_bytes(args.picture, draw_plan(report))
-    return 0 if feasible else 1
-
-
-def _feasible(found: Answer) -> bool:
-    return any(offer.size is not None for offer in found.offers)
+    return 0 if found.recommended() else 1
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from cluster.config import Config, load_config
 from cluster.environment import use_threads, with_environment
 from cluster.errors import ConfigError
 from cluster.profile_snapshot import ProfileSnapshot
-from dspark.profile_tables import cost_table, figures, link_table, tier_table
+from dspark.connection import add_application_argument
+from dspark.profile_tables import cost_table, figures, gaps, link_table, tier_table
 from dspark.report_file import check_writable
 
 _FILE_WIDTH: Final = 120
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--address", metavar="HOST:PORT", help="show the tables of this server")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the tables to OUT")
     parser.add_argument("--picture", type=Path, metavar="OUT", help="draw them to OUT, a PNG")
-    parser.add_argument("--token", help="of the server (default: DSPARK_TOKEN)")
+    add_application_argument(parser)
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML of the replica")
     parser.add_argument("--engine", help="verifier.engine")
     parser.add_argument(
@@ -70,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)
     _show(console, profiles, report.get("drafters") or [])
+    for line in gaps(report):
+        print(line, file=sys.stderr)
     if args.json is not None:
         from cluster.atomic_file import write_json
 
@@ -126,8 +130,8 @@ def _check(args: argparse.Namespace) -> None:
     given = [name for name in _OF_A_REPLICA if getattr(args, name) is not None]
     if args.address is not None and given:
         raise ConfigError(f"--{given[0]} is for a replica here", hint="use it with --target")
-    if args.target is not None and args.token is not None:
-        raise ConfigError("--token is for a server", hint="use it with --address")
+    if args.target is not None and args.application:
+        raise ConfigError("--application is for a server", hint="use it with --address")
     if args.json is not None:
         check_writable(args.json, mark=_MARK)
     if args.picture is not None:
@@ -166,7 +170,7 @@ def _ask(args: argparse.Namespace) -> dict[str, Any]:
     """The server's live tables."""
     from dspark.client import Client
 
-    with Client(args.address, token=args.token) as client:
+    with Client(args.address, application=args.application) as client:
         return client.get_profile()
 
 
@@ -185,7 +189,7 @@ def _show(
     drafters: Sequence[Mapping[str, Any]],
 ) -> None:
     if not profiles:
-        console.print("this router leads no verifier", highlight=False)
+        console.print("no router leads a verifier", highlight=False)
     for name, profile in profiles:
         console.print(tier_table(name, profile))
         console.print(cost_table(profile))

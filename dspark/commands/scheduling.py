@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from cluster.errors import ConfigError
-from dspark.client import DEFAULT_ADDRESS, Client
+from dspark.client import Client
+from dspark.connection import add_connection_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="change a value of router.scheduling, e.g. policy=none or gate_drafts=false; "
         "may be repeated",
     )
-    parser.add_argument("--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT")
-    parser.add_argument("--application", default="", metavar="NAME", help="where Ray runs several")
+    add_connection_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -92,6 +92,7 @@ def runs_from(args: argparse.Namespace) -> list[Run]:
     """
     import yaml
 
+    from cluster.yaml_text import yaml_float
     from deploy.simulation.scenario import built_in, runs_of
 
     if args.processes < 1:
@@ -100,7 +101,7 @@ def runs_from(args: argparse.Namespace) -> list[Run]:
     path = Path(args.scenario) if named else built_in(args.scenario)
     settings = list(args.set)
     if args.points is not None:
-        settings.append(f"points={args.points}")
+        settings.append(f"points=[{', '.join(map(yaml_float, args.points))}]")
     if args.policy:
         variants = [{"name": p, "set": [f"router.scheduling.policy={p}"]} for p in args.policy]
         settings.append(f"variants={yaml.safe_dump(variants, default_flow_style=True)}")

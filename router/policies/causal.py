@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.policies.policy import PolicyInput
-from router.policies.walk import I32, admit, rates
+from router.policies.walk import I32, admit
 
 
 def causal_lengths(step: PolicyInput) -> I32:
@@ -14,7 +14,7 @@ def causal_lengths(step: PolicyInput) -> I32:
     behind the first draft that does not pay is looked at. The price of that is a local optimum: a
     cliff of the step times is never crossed.
     """
-    rate_N = rates(step.falling, float(step.weight_R.sum()), step.step_s_B, step.base)
+    rate_N = step.walk_rates
     pays = rate_N[1:] > rate_N[:-1]  # so far each one paid, hence the last is also the best
     num = len(pays) if pays.all() else int(pays.argmin())
     return admit(step.gains, step.falling, num)

@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 
 from router.policies.policy import PolicyInput
-from router.policies.walk import rates
 
 _FORGET: Final = 1 / 16
 """Weight of the newest step in a running mean."""
@@ -58,9 +57,8 @@ def cutting_gain(step: PolicyInput) -> float | None:
     num_drafts = int(step.num_drafts_R.sum())
     if not 0 < num_drafts <= step.room:
         return None
-    weight = float(step.weight_R.sum())
-    best = float(rates(step.falling, weight, step.step_s_B, step.base).max())
-    whole_tokens = weight + float(step.falling.sum(dtype=np.float64))
+    best = float(step.walk_rates.max())
+    whole_tokens = step.weight + float(step.falling.sum(dtype=np.float64))
     whole = whole_tokens / float(step.step_s_B[step.base + num_drafts])
     return min(best / whole - 1.0, _MOST_GAIN)
 

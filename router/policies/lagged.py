@@ -33,7 +33,7 @@ class Lagged:
         requests; no survival value of the step itself is read."""
         expected_RG = self._memory.expected(step)
         expected_RG *= step.weight_R.astype(np.float32)[:, None]
-        return rates(falling(expected_RG), float(step.weight_R.sum()), step.step_s_B, step.base)
+        return rates(falling(expected_RG), step.weight, step.step_s_B, step.base)
 
     def lengths(self, step: PolicyInput) -> I32:
         """The best budget, filled in walk order; drafts without a chance are left out of it."""

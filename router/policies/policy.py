@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from router.policies.walk import F32, F64, I32, I64, Bools, falling
+from router.policies.walk import F32, F64, I32, I64, Bools, falling, rates
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,6 +72,16 @@ class PolicyInput:
     def falling(self) -> F32:
         """The gains over 0 in walk order [N], see `router.policies.walk`."""
         return falling(self.gains)
+
+    @cached_property
+    def weight(self) -> float:
+        """Of all requests together."""
+        return float(self.weight_R.sum())
+
+    @cached_property
+    def walk_rates(self) -> F64:
+        """Expected tokens per second along the walk [1 + drafts that fit]."""
+        return rates(self.falling, self.weight, self.step_s_B, self.base)
 
 
 class BudgetPolicy(Protocol):

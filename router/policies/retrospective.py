@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.errors import Unsupported
 from router.policies.policy import PolicyInput
-from router.policies.walk import I32, admit, rates
+from router.policies.walk import I32, admit
 
 
 def retrospective_lengths(step: PolicyInput) -> I32:
@@ -23,8 +23,7 @@ def retrospective_lengths(step: PolicyInput) -> I32:
             f"the retrospective policy would be biased by {num} blocks of sampled drafts",
             hint="use adaptive, lagged or causal, or coupled mode for all requests",
         )
-    rate_N = rates(step.falling, float(step.weight_R.sum()), step.step_s_B, step.base)
-    return admit(step.gains, step.falling, int(rate_N.argmax()))
+    return admit(step.gains, step.falling, int(step.walk_rates.argmax()))
 
 
 class Retrospective:

@@ -43,3 +43,9 @@ def test_rows_are_extended_as_one_by_one() -> None:
         digest.of([4, 4]),
     ]
     assert after.tolist() == expected
+
+
+def test_extending_rows_leaves_the_prefixes_as_they_were() -> None:
+    before = np.array([1, 2], np.uint64)
+    digest.extend_rows(before, np.array([[5], [6]], np.int64), np.array([1, 1]))
+    assert before.tolist() == [1, 2]

@@ -17,10 +17,11 @@ from cluster.errors import (
     CheckpointError,
     ConfigError,
     InvalidRequest,
+    ModelNotFound,
     Unavailable,
     Unsupported,
 )
-from deploy.requests import build_request, build_response, check_token
+from deploy.requests import build_request, build_response, check_call
 from deploy.service import failure, require_free
 from deploy.text_model import TextModel, load_text_model
 from router.request import Delta, GenerateRequest, Usage
@@ -158,11 +159,20 @@ def test_usage_goes_with_the_last_message_only(text_model: TextModel) -> None:
 
 
 def test_tokens() -> None:
-    check_token([], "")
-    check_token([("authorization", "Bearer sé")], "sé")
+    check_call([], token="", application="a")
+    check_call([("authorization", "Bearer sé")], token="sé", application="a")
     for metadata in ([], [("authorization", "se")], [("authorization", "Bearer x")]):
         with pytest.raises(AuthError):
-            check_token(metadata, "sé")
+            check_call(metadata, token="sé", application="a")
+
+
+def test_a_call_for_another_application_names_the_one_there_is() -> None:
+    check_call([("application", "dspark")], token="", application="dspark")
+    with pytest.raises(ModelNotFound, match="'nope'") as caught:
+        check_call([("application", "nope")], token="", application="dspark")
+    assert caught.value.hint == "there is dspark"
+    with pytest.raises(AuthError):  # a stranger learns nothing
+        check_call([("application", "nope")], token="secret", application="dspark")
 
 
 @pytest.fixture

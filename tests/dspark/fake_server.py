@@ -83,6 +83,7 @@ class FakeDSpark(rpc.DSparkServicer):  # type: ignore[misc]
         return pb.SetSchedulingResponse(scheduling=self.scheduling)
 
     def GetProfile(self, request: pb.GetProfileRequest, context: Any) -> pb.GetProfileResponse:  # noqa: N802
+        self.metadata.append(dict(context.invocation_metadata()))
         return pb.GetProfileResponse(json=self.profile)
 
 

@@ -158,7 +158,19 @@ def test_a_file_error_that_nobody_thought_of_is_a_line(
     assert capsys.readouterr().err == "error: /some/file: Permission denied\n"
 
 
-@pytest.mark.parametrize("address", ["", " ", "127.0.0.1:99999", "127.0.0.1:0"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        " ",
+        "127.0.0.1:99999",
+        "127.0.0.1:0",
+        "localhost",
+        "http://localhost:9000",
+        "a:b",
+        "::1:90",
+    ],
+)
 def test_an_address_that_is_none_is_refused(
     address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,8 +147,8 @@ def test_exactly_one_input(given: dict[str, Any]) -> None:
     [
         ({"temprature": 1.0}, "temprature"),
         ({"mode": "magic"}, "magic"),
-        ({"seed": -1}, "does not fit"),
-        ({"max_tokens": "many"}, "does not fit"),
+        ({"seed": -1}, "seed '-1' does not fit"),
+        ({"max_tokens": "many"}, "max_tokens 'many' does not fit"),
     ],
 )
 def test_a_wrong_option_is_refused_before_sending(options: dict[str, object], named: str) -> None:

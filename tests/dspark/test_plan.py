@@ -61,3 +61,35 @@ def test_a_missing_file_is_one_line_and_a_hint(
 def test_a_wrong_key_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(written(tmp_path, slo={"speed": 3}))]) == 2
     assert "slo.speed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["folder", "text"])
+def test_a_picture_that_cannot_be_written_is_told_before_the_search(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deploy.simulation import plan_answer
+
+    def answer(*_: object, **__: object) -> None:
+        raise AssertionError("searched")
+
+    monkeypatch.setattr(plan_answer, "answer", answer)
+    picture = tmp_path / "out.png"
+    if kind == "folder":
+        picture.mkdir()
+    else:
+        picture.write_text("something of mine")
+    assert main(["plan", str(written(tmp_path)), "--picture", str(picture)]) == 2
+    assert f"--picture: {picture}" in capsys.readouterr().err
+    assert kind == "folder" or picture.read_text() == "something of mine"
+
+
+def test_a_check_confirms_what_is_recommended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "out.json"
+    assert main(["plan", str(written(tmp_path)), "--check", "5", "--json", str(report)]) == 0
+    out = capsys.readouterr().out
+    assert "confirmed by events: kept for " in out
+    assert "kept, events" in out
+    checks = json.loads(report.read_text())["checks"]
+    assert any(check["confirmed"] for check in checks)

@@ -30,10 +30,20 @@ def told(fake: FakeDSpark) -> dict[str, Any]:
         profile.record(StepLoad(num_rows=1, num_tokens=tokens), 0.1 + 0.3 * (i * i % 7))
     report = {
         "router": "router-0",
-        "verifiers": [{"verifier": "verifier-7", "profile": profile.snapshot().to_json()}],
+        "routers": ["router-0", "router-1"],
+        "verifiers": [
+            {"verifier": name, "router": router, "profile": profile.snapshot().to_json()}
+            for name, router in (("verifier-7", "router-0"), ("verifier-8", "router-1"))
+        ],
+        "unanswered": [{"router": "router-2", "why": "no answer within 5 s"}],
+        "untold": [
+            {"verifier": "verifier-9", "router": "router-2"},
+            {"verifier": "verifier-10", "router": ""},
+        ],
         "drafters": [
             {
                 "drafter": "drafter-3",
+                "router": "router-1",
                 "sessions": 2,
                 "num_samples": 9,
                 "round_trip_s": 0.0031,
@@ -53,9 +63,16 @@ def test_the_tables_of_a_server(
     out, picture = tmp_path / "tables.json", tmp_path / "tables.png"
     argv = ["profile", "--address", address, "--json", str(out), "--picture", str(picture)]
     assert main(argv) == 0
-    shown = capsys.readouterr().out
-    for word in ("verifier-7", "m/p/1", "100 steps", "alarm: error", "drafter-3", "6.1"):
+    shown, warned = capsys.readouterr()
+    assert warned.splitlines() == [
+        "warning: router router-2 did not answer: no answer within 5 s",
+        "warning: nothing known of verifier verifier-9: router router-2 leads it",
+        "warning: nothing known of verifier verifier-10: no router leads it",
+    ]
+    for word in ("verifier-7", "verifier-8", "m/p/1", "100 steps", "alarm: error", "drafter-3"):
         assert word in shown
+    assert "6.1" in shown
+    assert "router-1" in shown
     assert "drafter-4" in shown
     assert "not known" in shown
     assert json.loads(out.read_text()) == told
@@ -67,7 +84,7 @@ def test_a_router_without_verifiers(
     fake: FakeDSpark, address: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["profile", "--address", address]) == 0
-    assert "no verifier" in capsys.readouterr().out
+    assert "no router leads a verifier" in capsys.readouterr().out
     fake.profile = '{"verifiers": [{"verifier": "v"}]}'
     assert main(["profile", "--address", address]) == 2
     fake.profile = '{"verifiers": [{"verifier": "v", "profile": {}}]}'
@@ -100,7 +117,7 @@ def test_a_replica_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["--target", "x", "--steps", "-1"], "--steps"),
         (["--target", "x", "--steps", "nan"], "--steps"),
         (["--target", "x", "--steps", "inf"], "--steps"),
-        (["--target", "x", "--token", "t"], "--token"),
+        (["--target", "x", "--application", "a"], "--application"),
         (["--address", "x", "--budget", "3"], "--budget"),
         (["--address", "x", "--seed", "0"], "--seed"),
         (["--target", "x", "--picture", "no/such/folder.png"], "--picture"),

@@ -81,7 +81,7 @@ class Lane:
             num_verified=num_verified,
             num_accepted=num_accepted,
         )
-        self.lengths.learn([Judged(row.block, row.sampling, emission)])
+        self.lengths.learn([Judged(row.block, row.regime, emission)])
 
 
 Choose = Callable[[Lane, Block, Ids], int]

@@ -36,7 +36,7 @@ class GateWorld:
     Attributes:
         step_s: seconds of a step of so many tokens.
         latency_s: from a result to its blocks, by their number.
-        slow_down: how many times longer a step takes that drafting went before.
+        slow_down: how many times longer a step takes whose rows were all drafted for.
         promise: makes a reported confidence of the true one.
     """
 
@@ -94,14 +94,15 @@ class GateWorld:
         rows = self.requests
         lengths = self._lengths()
         load = StepLoad(num_rows=len(rows), num_tokens=len(rows))
-        drafted = any(request.block is not None for request in rows)
+        num_drafted = sum(request.block is not None for request in rows)
         asked = self.gate.ask(
             rows, lengths, Decoding(load=load, times=self.profile, room=1024 - len(rows))
         )
-        step_s = self.step_s(len(rows) + sum(lengths)) * (self.slow_down if drafted else 1.0)
+        slower = self.slow_down ** (num_drafted / len(rows))
+        step_s = self.step_s(len(rows) + sum(lengths)) * slower
         done = StepLoad(num_rows=len(rows), num_tokens=len(rows) + sum(lengths))
         self.gate.time_step(
-            len(rows), drafted=drafted, step_s=step_s, predicted_s=self.profile.step_s(done)
+            len(rows), num_drafted=num_drafted, step_s=step_s, predicted_s=self.profile.step_s(done)
         )
         self.profile.record(done, step_s)
         self.gate.judge([self._verify(r, n) for r, n in zip(rows, lengths, strict=True)])

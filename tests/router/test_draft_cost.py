@@ -1,11 +1,11 @@
-"""Drafting times from links, gaps between steps, and the contrast on a shared device."""
+"""Drafting times from links."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from router.draft_cost import Gap, SharedDevice, drafting
+from router.draft_cost import drafting
 from router.drafter_book import DrafterBook, DrafterRef
 
 A, B = (DrafterRef(drafter_id=name, address="", fingerprint="f") for name in "ab")
@@ -55,49 +55,3 @@ def test_smaller_batches_than_were_ever_seen_are_hoped_to_take_less() -> None:
     for _ in range(2):
         link.observe(2, 0.12, 0.12)
     assert drafting(made, [A] * 16, price=0.0).latency_s[2] == pytest.approx(0.12, rel=0.1)
-
-
-def test_the_gap_is_what_drafting_does_not_explain() -> None:
-    gap = Gap()
-    for n in range(200):
-        gap.observe(3e-3 + 20e-3 * (n % 2), 20e-3 * (n % 2))
-    assert gap.seconds == pytest.approx(3e-3)
-    gap.observe(5.0, 0.0)
-    assert gap.seconds < 4e-3, "a pause is no gap"
-
-
-def follow(device: SharedDevice, drafted: bool, *, slow: float, num: int, level: float) -> float:
-    """Rounds that take ``slow`` times as long if drafted, by a profile that follows them."""
-    for _ in range(num):
-        round_s = slow if drafted else 1.0
-        device.observe(drafted=drafted, round_s=round_s, predicted_s=level)
-        level += 0.2 * (round_s - level)
-    return level
-
-
-def test_slow_down_is_the_contrast_of_drafted_and_plain_rounds() -> None:
-    device, level = SharedDevice(), 1.0
-    for _ in range(12):
-        level = follow(device, True, slow=1.4, num=40, level=level)
-        level = follow(device, False, slow=1.4, num=2, level=level)
-    plain, drafted = device.factors
-    assert drafted / plain == pytest.approx(1.4, rel=0.06)
-    assert plain == pytest.approx(1 / 1.4, rel=0.1), "the profile has become that of drafted rounds"
-    level = follow(device, True, slow=1.4, num=500, level=level)
-    assert device.factors[1] / device.factors[0] == pytest.approx(1.4, rel=0.06), "it is kept"
-
-
-def test_a_machine_that_slows_down_as_a_whole_is_no_slow_down_by_drafting() -> None:
-    device, level = SharedDevice(), 1.0
-    for n in range(400):
-        speed = 1.0 if n < 200 else 1.5
-        device.observe(drafted=n % 3 > 0, round_s=speed, predicted_s=level)
-        level += 0.2 * (speed - level)
-    assert device.factors[1] / device.factors[0] == pytest.approx(1.0, abs=0.03)
-
-
-def test_rounds_without_time_say_nothing() -> None:
-    device = SharedDevice()
-    device.observe(drafted=True, round_s=0.0, predicted_s=1.0)
-    device.observe(drafted=True, round_s=1.0, predicted_s=0.0)
-    assert device.factors == (1.0, 1.0)

@@ -88,7 +88,7 @@ def judge(row: LaneRequest, num_verified: int, num_accepted: int, *, cut: int = 
         num_accepted=min(num_accepted, num_emitted),
     )
     assert row.block is not None
-    return Judged(row.block, row.sampling, emission)
+    return Judged(row.block, row.regime, emission)
 
 
 def widened(lengths: DraftLengths, rows: list[LaneRequest], room: int = 10_000) -> list[int]:
@@ -329,6 +329,20 @@ def test_prompt_chunks_count_as_tokens_of_the_step() -> None:
     assert lengths.choose(rows, load=load(1, num_prefill=63), room=99) == [0]
     assert lengths.choose([], load=load(0, num_prefill=63), room=99) == []
     assert lengths.choose(rows, load=load(1), room=0) == [0]
+
+
+@pytest.mark.parametrize("num_prefill", [0, 16, 64])
+def test_drafts_do_not_pay_for_the_prompts_beside_them(num_prefill: int) -> None:
+    """Where every token costs the same, what is verified is what it is without the prompt: the
+    prompt has to be computed in any case, and to stretch its step only makes it look cheap to."""
+    line = ((1, 1000), (3.0, 3.0 + 999 * 0.4))
+    rows = [make_row(rid) for rid in range(8)]
+    lengths = lengths_of(line).choose(rows, load=load(8, num_prefill), room=900)
+    tokens = 8 * (1 + np.concatenate([[0.0], np.power(0.9, np.arange(1, GAMMA + 1)).cumsum()]))
+    step_s = 2.6 + 0.4 * 8 * np.arange(1, GAMMA + 2)
+    best = int((tokens / step_s).argmax())
+    assert 0 < best < GAMMA
+    assert lengths == [best] * 8
 
 
 def test_the_time_between_steps_is_charged() -> None:

@@ -78,7 +78,7 @@ def test_at_one_level_it_is_the_best_of_all_subsets(seed: int) -> None:
     found = plan(accepted, verified, latency=latency, times=times)
     assert rate(tuple(np.flatnonzero(found.chosen))) == pytest.approx(best)
     assert found.gain == pytest.approx(best / rate(()))
-    assert found.gain_of_all == pytest.approx(rate(tuple(range(num))) / rate(()))
+    assert found.gains[-1] == pytest.approx(rate(tuple(range(num))) / rate(()))
     assert found.plain_s == pytest.approx(num / rate(()))
 
 
@@ -108,10 +108,10 @@ def test_a_lane_starts_only_for_the_least_gain() -> None:
 
 def test_price_gap_and_slow_down_make_drafting_dearer() -> None:
     def gain(**changes: Any) -> float:
-        return plan([[2.0]] * 4, [[3.0]] * 4, times=Line(20.0, 0.5), **changes).gain_of_all
+        return plan([[2.0]] * 4, [[3.0]] * 4, times=Line(20.0, 0.5), **changes).gains[-1]
 
-    assert gain(drafted_factor=1.5) == pytest.approx(gain() / 1.5)
-    assert gain(plain_factor=0.8) == pytest.approx(gain() * 0.8)
+    assert gain(slow_down=lambda shares: 1.5**shares) == pytest.approx(gain() / 1.5)
+    assert gain(slow_down=lambda shares: 0.8 ** (1 - shares)) == pytest.approx(gain() * 0.8)
     assert gain(latency=[0, 5, 5, 5, 5]) < gain()
     assert gain(gap_s=10.0) > gain(), "a gap that comes with every round favours longer ones"
 
@@ -130,5 +130,20 @@ def test_groups_by_turns_hide_a_long_drafting_time() -> None:
     alone = plan([[2.5]] * 4, [[3.0]] * 4, **options)
     by_turns = plan([[2.5]] * 4, [[3.0]] * 4, takes_turns=True, **options)
     step_s = 0.5 + 5.0 * 8
-    assert alone.gain_of_all < 1.0
-    assert by_turns.gain_of_all == pytest.approx((14 / (2 * step_s)) / (4 / 20.5))
+    assert alone.gains[-1] < 1.0
+    assert by_turns.gains[-1] == pytest.approx((14 / (2 * step_s)) / (4 / 20.5))
+
+
+@pytest.mark.parametrize("heavy", [1.0, 4.0])
+def test_by_turns_a_row_that_is_asked_goes_without_the_other_step(heavy: float) -> None:
+    """One of four rows is drafted for: plain rows are in both steps, it is in one, with more."""
+    options: dict[str, Any] = {"latency": [0.0] + [20.0] * 4, "times": Line(10.0, 0.5)}
+    worth = [[1.5], [0.0], [0.0], [0.0]], [[2.0], [0.0], [0.0], [0.0]]
+    weight = [heavy, 1.0, 1.0, 1.0]
+    found = plan(*worth, takes_turns=True, weight=weight, **options)
+    total = heavy + 3
+    half, whole = 10 + 0.5 * (4 - 0.5 + 1), 10 + 0.5 * (4 - 0.5 + 1)
+    assert half == whole, "with a line the step is the same either way"
+    by_turns = (2 * total - heavy + heavy * 1.5) / (half + max(half, 20.0))
+    one_group = (total + heavy * 1.5) / (10 + 0.5 * 6 + 20.0)
+    assert found.gains[1] == pytest.approx(max(by_turns, one_group) / (total / 12.0))

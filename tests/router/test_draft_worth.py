@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from router.blocks import DraftBlock
-from router.draft_worth import AS_VERIFIED, LEVELS, DraftWorth
+from router.draft_worth import AS_VERIFIED, LEVELS, DraftWorth, Worth, down_to
 from router.lane_request import LaneRequest
 from router.recalibration import Recalibrator
 from tests.frames import make_sampling
@@ -92,7 +92,7 @@ def test_own_blocks_tell_requests_apart_and_fade_while_there_are_none() -> None:
 def test_a_block_that_did_not_come_was_worth_nothing() -> None:
     worth, request = make_worth(), make_request(1, [0.9] * 4)
     see(worth, [request], times=100)
-    for _ in range(100):
+    for _ in range(200):  # the mean of the regime is slower than the request
         worth.miss([request])
     assert worth.expect(worth.rows([request])).accepted[0, 0] < 0.2
 
@@ -118,3 +118,10 @@ def test_a_regime_is_known_after_enough_blocks() -> None:
     see(worth, [request], times=96)
     assert worth.is_known([request])
     assert not worth.is_known([make_request(2, temperature=1.0)])
+
+
+def test_levels_between_those_that_are_kept() -> None:
+    curve = np.array([[4.0, 3.0, 2.5, 2.0, 1.5, 1.0, 0.8, 0.6, 0.4, 0.2]])
+    found = down_to(Worth(curve, 2 * curve), np.array([[0.0, 0.1, 0.15, 0.9, 0.95, 1.0, 3.0]]))
+    np.testing.assert_allclose(found.accepted, [[4.0, 3.0, 2.75, 0.2, 0.1, 0.0, 0.0]])
+    np.testing.assert_allclose(found.verified, 2 * found.accepted)

@@ -158,3 +158,15 @@ def test_waiting_comes_to_an_end_and_is_not_taken_back(
             return
         now = at
     pytest.fail("still waiting")
+
+
+def test_a_heavy_row_is_waited_for_where_a_light_one_is_not() -> None:
+    """One drafting row beside seven plain ones: by turns it is in every other step only."""
+    crew = make_crew(2, 4 * MS, num_plain=14)
+    light = steady_regime(crew, line(9 * MS, 0.1 * MS), num_groups=1)
+    heavy = steady_regime(
+        dataclasses.replace(crew, drafting_weight=8.0), line(9 * MS, 0.1 * MS), num_groups=2
+    )
+    assert (light.num_groups, heavy.num_groups) == (2, 1)
+    assert heavy.rate == pytest.approx((2 * 8 * 4 + 14) / (9 + 0.2 + 4) * 1000)
+    assert heavy.patience_s > light.patience_s

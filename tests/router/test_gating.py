@@ -128,7 +128,7 @@ def test_a_slow_down_on_a_shared_device_is_found_and_charged() -> None:
     world = make(steady(0.7), 8, shared=True, **costs)
     world.run(400)
     rate = world.run(300)
-    assert world.gate.figures()["slow_down"] > 1.25
+    assert world.gate.figures()["slow_down"] > 1.15, "as much as it takes to know better"
     assert rate > 0.96 * plain_rate(world, 8)
     elsewhere = make(steady(0.7), 8, shared=False, **(costs | {"slow_down": 1.0}))
     elsewhere.run(200)
@@ -201,10 +201,10 @@ def test_the_first_block_goes_by_the_load_that_is_there() -> None:
         room=500,
         others=world.requests,
     )
-    assert not world.gate.ask_first(newcomer, crowd)
+    assert world.gate.ask_first([newcomer], crowd) == [False]
     alone = Decoding(load=StepLoad(num_rows=1, num_tokens=1), times=world.profile, room=500)
-    assert world.gate.ask_first(world._request(rid=1001), alone)
-    assert not world.gate.ask_first(world._request(rid=1002, draft=False), alone)
+    willing, unwilling = world._request(rid=1001), world._request(rid=1002, draft=False)
+    assert world.gate.ask_first([willing, unwilling], alone) == [True, False]
 
 
 def test_what_was_expected_comes_true() -> None:
@@ -226,3 +226,40 @@ def test_nothing_is_kept_of_requests_that_ended() -> None:
     assert gate._worth._rows == {}
     world.resize(8)
     assert len(gate._worth._weight) == 16, "table rows are used again"
+
+
+def test_a_lane_without_drafts_asks_a_few_rows_to_know_what_texts_are_worth() -> None:
+    world = make(steady(0.02), 64, **SHARED_CORES)
+    world.run(100)
+    world.num_asked.clear()
+    world.run(4000)
+    asked = np.array(world.num_asked)
+    some = asked[(asked > 0) & (asked < 64)]
+    assert (some <= 16).mean() > 0.95, "eight rows, in pairs of rounds"
+    assert np.count_nonzero(asked == 64) < np.count_nonzero(some) / 3
+    assert len(some) > 20
+
+
+def test_a_load_that_was_never_met_is_judged_by_what_is_known_of_others() -> None:
+    """It does not pay at 16; with 64 come no rounds in which everybody is drafted for."""
+    world = make(steady(0.5), 16, **SHARED_CORES)
+    world.run(100)
+    world.num_asked.clear()
+    world.resize(64)
+    world.run(12)
+    assert max(world.num_asked) <= 16
+    assert np.mean(world.num_asked[:5]) > 0, "some are asked in any case"
+
+
+def test_a_crowd_that_comes_at_once_is_judged_as_the_crowd_that_it_will_be() -> None:
+    world = make(steady(0.75), 1, **SHARED_CORES)
+    world.run(120)
+    crowd = [world._request(rid=1000 + n) for n in range(64)]
+    load = StepLoad(num_rows=65, num_tokens=65)
+    others = Decoding(load=load, times=world.profile, room=500, others=world.requests)
+    assert sum(world.gate.ask_first(crowd, others)) < 8
+    (newcomer,) = world.gate.ask_first(
+        [world._request(rid=2000)],
+        Decoding(load=StepLoad(num_rows=1, num_tokens=1), times=world.profile, room=500),
+    )
+    assert newcomer

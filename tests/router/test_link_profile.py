@@ -95,9 +95,9 @@ def test_nobody_waits_for_a_drafter_that_cannot_make_it() -> None:
 def test_silence_ends_the_waiting_until_a_block_comes() -> None:
     link = LinkProfile(bound_s=1.0)
     link.observe(1, 0.05, 0.1)
-    for _ in range(3):
+    for asked in (1.0, 2.0, 3.0):
         assert link.wait_s() > 0
-        link.miss()
+        link.miss(asked)
     assert link.wait_s() == 0
     link.observe(1, 0.05, 0.1)
     assert link.wait_s() > 0.1
@@ -140,9 +140,63 @@ def test_a_drafter_that_had_to_catch_up_says_that_it_is_there_and_not_how_long_i
     link = LinkProfile(bound_s=2.0)
     play(link, 100, sizes=(4,))
     before = link.latency_s(4)
-    for _ in range(3):
-        link.miss()
+    for asked in (1.0, 2.0, 3.0):
+        link.miss(asked)
     assert link.wait_s() == 0.0
     link.observe(4, 0.5, 0.6, usual=False)
     assert link.latency_s(4) == before == pytest.approx(FIXED_S + 4 * PER_BLOCK_S + ROUND_TRIP_S)
     assert link.wait_s() > before
+
+
+def test_a_larger_batch_than_any_so_far_is_waited_for_in_proportion() -> None:
+    """While all batches were of one size nobody knows that more take longer: to wait costs little,
+    to give up all of them costs the round its drafts."""
+    link = LinkProfile(10.0)
+    for _ in range(50):
+        link.observe(1, 0.02, 0.03)
+    assert link.latency_s(40) == pytest.approx(0.03), "it is hoped that they do not"
+    assert link.wait_s(40) > 40 * 0.02
+    assert link.wait_s(1) < 0.1
+
+
+def test_blocks_that_say_the_same_are_taken_in_as_one_by_one() -> None:
+    """To the last bit: what a lane does must not depend on how its frames are cut."""
+    together, single = LinkProfile(bound_s=5.0), LinkProfile(bound_s=5.0)
+    rng = np.random.default_rng(3)
+    for round_ in range(40):
+        num, draft_s = int(rng.integers(1, 40)), float(rng.lognormal(-5, 0.5))
+        facts = num, draft_s, draft_s + 0.002
+        kwargs = {"weight": 1 / num, "usual": round_ % 7 != 3}
+        together.observe(*facts, **kwargs, times=num)
+        for _ in range(num):
+            single.observe(*facts, **kwargs)
+        assert together.snapshot() == single.snapshot()
+        assert together.latency_s(9) == single.latency_s(9)
+
+
+def test_how_long_to_wait_follows_whatever_is_learnt() -> None:
+    link = LinkProfile(bound_s=5.0)
+    assert link.wait_s(4) == 5.0
+    link.observe(4, 0.05, 0.1)
+    first = link.wait_s(4)
+    assert first < 5.0
+    assert link.wait_s(400) > first, "another question has another answer"
+    for _ in range(30):
+        link.observe(4, 0.5, 1.0)
+    assert link.wait_s(4) > first
+    for asked in (1.0, 2.0, 3.0):
+        link.miss(asked)
+    assert link.wait_s(4) == 0.0
+
+
+def test_what_larger_batches_take_is_not_forgotten_while_there_are_none() -> None:
+    link = LinkProfile(10.0)
+    for n in (1, 64) * 30:
+        link.observe(n, 0.01 + 0.005 * n, 0.02 + 0.005 * n, weight=1 / n)
+    known = link.draft_s(64)
+    assert known == pytest.approx(0.33, rel=0.1)
+    for _ in range(3000):
+        link.observe(1, 0.015, 0.025)
+    assert link.draft_s(64) == pytest.approx(known, rel=0.05)
+    assert link.hopeful_draft_s(np.array([64.0]))[0] == pytest.approx(known, rel=0.05)
+    assert link.draft_s(1) == pytest.approx(0.015, rel=0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt_budget import chunk_tokens, least_chunk
+from router.prompt_budget import chunk_tokens, least_chunk, stretch
 
 
 def test_everything_goes_that_fits() -> None:
@@ -46,3 +46,9 @@ def test_as_much_as_the_limit_allows_over_a_cliff_too(
 
 def test_the_least_chunk_is_a_share_of_the_most() -> None:
     assert [least_chunk(most) for most in (0, 1, 8, 256)] == [0, 1, 1, 32]
+
+
+def test_requests_that_wait_and_those_that_decode_share_the_verifier_by_number() -> None:
+    assert stretch(1.0, num_waiting=1, num_decoding=64) == 1.0, "as configured"
+    assert stretch(0.3, num_waiting=8, num_decoding=16) == 0.5
+    assert stretch(1.0, num_waiting=60, num_decoding=4) == 15.0

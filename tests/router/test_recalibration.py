@@ -271,3 +271,15 @@ def test_a_book_is_switched_off_and_on() -> None:
     assert applied(recalibrator, 0.9)[0] < 0.3, "it has learnt meanwhile"
     book.switch(enabled=False)
     assert applied(recalibrator, 0.9)[0] == applied(book.of("g"), 0.9)[0] == 0.9
+
+
+def test_learning_tells_what_was_promised_by_the_maps_from_before() -> None:
+    recalibrator = Recalibrator()
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        confidence, regime = rng.random((8, GAMMA)), rng.integers(0, 3, 8)
+        before = recalibrator.apply(confidence, regime)
+        num_accepted = rng.integers(0, GAMMA, 8)
+        told = recalibrator.learn(confidence, regime, num_accepted + 1, num_accepted)
+        assert (told == before).all()
+    assert (recalibrator.apply(confidence, regime) != before).any(), "and then it has learnt"

@@ -51,3 +51,21 @@ def test_a_cell_forgets_by_its_own_samples_only() -> None:
     for _ in range(1000):
         add(t, (0, 0.9, False))
     assert t.weights[0].sum() == pytest.approx(10.0)
+
+
+def test_a_cell_without_samples_keeps_what_it_has_whoever_else_gets_some() -> None:
+    t = tables(memory=4.0, num_cells=5)
+    add(t, *((cell, 0.6, True) for cell in range(5)))
+    add(t, (1, 0.1, False), (3, 0.9, False), (3, 0.9, True))
+    keep = 0.75
+    assert t.weights[:, 2].tolist() == [1, keep, 1, keep**2, 1]
+    assert t.weights.sum(axis=1).tolist() == [1, 1 + keep, 1, 2 + keep**2, 1]
+    assert t.hits.sum(axis=1).tolist() == [1, keep, 1, 1 + keep**2, 1]
+
+
+def test_no_samples_change_nothing() -> None:
+    t = tables()
+    add(t, (1, 0.6, True))
+    before = t.weights.copy()
+    t.add(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.bool_))
+    assert (t.weights == before).all()

@@ -37,8 +37,8 @@ async def owner_and_other(
     other = await c.add_router("router-1")
     await eventually(
         lambda: (
-            other._service.peers.keys() == {"router-0"}
-            and other._service.peers["router-0"].details["free_slots"] > 0
+            other._service.line.peers.keys() == {"router-0"}
+            and other._service.line.peers["router-0"].details["free_slots"] > 0
         ),
         "the second router does not see the first one's lane",
     )
@@ -163,7 +163,7 @@ async def test_own_verifier_dies_and_the_request_goes_on_at_the_other_router() -
         second = await c.add_router("router-1")
         # Both routers are known before the first verifier comes, so each takes one.
         await eventually(
-            lambda: all(len(r._service.peers) == 1 for r in (first, second)), "strangers"
+            lambda: all(len(r._service.line.peers) == 1 for r in (first, second)), "strangers"
         )
         for i in range(2):
             await c.add_verifier(f"verifier-{i}", delay_s=lambda _: 0.005)
@@ -188,9 +188,9 @@ async def test_a_full_owner_makes_the_request_wait_not_fail() -> None:
         ]
         await eventually(lambda: owner.metrics()["queued"] == 2, "the owner is not full")
         # As if the directory had not heard of it yet: the owner itself must refuse.
-        stale = other._service.peers["router-0"]
+        stale = other._service.line.peers["router-0"]
         request = make_request(PROMPT, 12)
-        other._service.peers["router-0"] = dataclasses.replace(
+        other._service.line.peers["router-0"] = dataclasses.replace(
             stale, details={"free_slots": 9.0, "slots": 9.0}
         )
         answer = await ask(other, request)

@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 
 from cluster.errors import ConfigError
+from deploy.simulation import plan_check
 from deploy.simulation.plan import PlanSpec, built_in, load_plan, traffic_of
 from deploy.simulation.plan_answer import Answer, answer, report_of
+from deploy.simulation.plan_check import MOST_CHECKS, Check
 from deploy.simulation.plan_kinds import COLOCATED, DISAGGREGATED, PLAIN, kinds_of
-from deploy.simulation.plan_search import KindSearch, ladder
-from deploy.simulation.plan_table import sentences
+from deploy.simulation.plan_search import KindSearch, Offer, ladder
+from deploy.simulation.plan_table import answer_table, sentences
 
 TREE: dict[str, Any] = {
     "title": "small",
     "traffic": {"requests_per_s": 20, "prompt": {"mean": 200}, "output": {"mean": 200}},
     "slo": {"ttft_s": 1.0, "tokens_per_s": 60, "attainment": 0.9},
     "acceptance": {"domains": "paper_dspark_5"},
-    "limits": {"max_requests": 48, "max_verifiers": 24, "max_drafters": 24},
+    "limits": {"max_requests": 16, "max_verifiers": 24, "max_drafters": 24},
     "devices": [
         {"name": "big", "datasheet": "h100-sxm", "dollars_per_hour": 3.0, "drafts": False},
         {"name": "small", "datasheet": "l4", "dollars_per_hour": 0.6, "verifies": False},
@@ -50,7 +52,7 @@ def found() -> Answer:
 
 @pytest.mark.parametrize("way", [DISAGGREGATED, COLOCATED, PLAIN])
 def test_more_load_never_costs_less(searches: dict[str, KindSearch], way: str) -> None:
-    dollars = [searches[way].offer(2.0 * 1.3**n).dollars_per_hour for n in range(14)]
+    dollars = [searches[way].offer(2.0 * 1.7**n).dollars_per_hour for n in range(7)]
     assert dollars == sorted(dollars)
     assert dollars[0] < dollars[-1]
 
@@ -90,20 +92,97 @@ def test_the_report_is_json_and_the_words_name_the_best(found: Answer) -> None:
 
 
 def test_events_confirm_what_is_offered() -> None:
-    """Without drafts: what drafting lanes make of prompts is theirs to show, not the planner's."""
     sections = {"traffic": {"requests_per_s": 8, "prompt": {"mean": 64}}}
     slo = {"ttft_s": 1.0, "tokens_per_s": 60, "attainment": 0.9}
     plan = plan_with(**sections, slo=slo, devices=TREE["devices"][:1])
     found = answer(plan, check_s=15.0)
-    checked = {one.way: one for one in found.checks}
-    assert set(checked) == {COLOCATED, PLAIN}
-    offer = found.best(PLAIN)
-    assert offer is not None
-    assert offer.state is not None
-    assert checked[PLAIN].kept >= 0.9
-    assert checked[PLAIN].user_tokens_per_s == pytest.approx(
-        offer.state.user_tokens_per_s[0], rel=0.15
+    assert {check.offer.way for check in found.checks} == {COLOCATED, PLAIN}
+    for offer in found.recommended():
+        check = found.check_of(offer)
+        assert check is not None
+        assert offer.state is not None
+        assert check.confirmed
+        assert check.kept >= 0.9
+        assert check.user_tokens_per_s == pytest.approx(offer.state.user_tokens_per_s[0], rel=0.2)
+
+
+def judged(offer: Offer, *, confirmed: bool) -> Check:
+    return Check(
+        offer=offer,
+        kept=0.97 if confirmed else 0.5,
+        confirmed=confirmed,
+        user_tokens_per_s=70.0,
+        ttft_s=0.2,
+        tokens_per_s=4000.0,
     )
+
+
+def test_an_offer_that_events_refute_is_replaced_by_the_next_cheapest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Events that want one verifier more than the rate model of every way."""
+    plan = plan_with(devices=TREE["devices"][:1], traffic={"requests_per_s": 4})
+    least = {offer.way: offer for offer in answer(plan).offers}
+    shares: list[float] = []
+
+    def check(offer: Offer, *args: Any) -> Check:
+        args[-1](1.0)  # progress
+        assert offer.size is not None
+        first = least[offer.way].size
+        assert first is not None
+        return judged(offer, confirmed=offer.size.verifiers > first.verifiers)
+
+    monkeypatch.setattr(plan_check, "check", check)
+    found = answer(plan, lambda share, _: shares.append(share), check_s=1.0)
+    assert sum(shares) == pytest.approx(1)
+    for way in (COLOCATED, PLAIN):
+        played = [one for one in found.checks if one.offer.way == way]
+        assert [one.confirmed for one in played] == [False] * (len(played) - 1) + [True]
+        dollars = [one.offer.dollars_per_hour for one in played]
+        assert dollars == sorted(set(dollars))
+        assert found.best(way) == played[-1].offer
+        assert played[-1].offer in found.offers
+        assert not any(one.offer in found.offers for one in played[:-1])
+    text = list(sentences(found))
+    best = found.recommended()[0]
+    assert any(line.startswith(f"refuted by events: {least[best.way].name}") for line in text)
+    at = next(n for n, line in enumerate(text) if line.startswith(f"best: {best.name}"))
+    assert text[at + 1].startswith("confirmed by events: kept for 97.0%")
+
+
+def test_where_events_confirm_nothing_nothing_is_recommended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_check, "check", lambda offer, *_: judged(offer, confirmed=False))
+    plan = plan_with(devices=TREE["devices"][:1], traffic={"requests_per_s": 4})
+    found = answer(plan, check_s=1.0)
+    assert found.recommended() == []
+    for way in (COLOCATED, PLAIN):
+        assert sum(one.offer.way == way for one in found.checks) == MOST_CHECKS
+    text = list(sentences(found))
+    assert "no offer was confirmed by events to keep the promise for 90%" in text
+    assert not any(line.startswith("best: ") for line in text)
+
+
+def test_checks_stop_when_they_have_taken_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_check, "check", lambda offer, *_: judged(offer, confirmed=False))
+    plan = plan_with()
+    traffic = traffic_of(plan.traffic)
+    searches = [KindSearch(k, plan) for k in kinds_of(plan, traffic) if k.way == PLAIN]
+    hours = itertools.count(0.0, 3600.0)
+    shares: list[float] = []
+    played = plan_check.confirm(
+        searches, plan, traffic, 1.0, lambda share, _: shares.append(share), clock=hours.__next__
+    )
+    assert len(played) == 1
+    assert sum(shares) <= 1
+
+
+def test_prices_read_alike_in_table_and_words(found: Answer) -> None:
+    best = found.recommended()[0]
+    price = f"{best.dollars_per_mtok:.3f}"
+    assert any(f"${price} per million tokens" in line for line in sentences(found))
+    assert price in list(answer_table(found).columns[4].cells)
 
 
 def test_where_nothing_may_draft_two_ways_are_left() -> None:

@@ -97,7 +97,7 @@ def test_files_are_read(tmp_path: Path) -> None:
     path.write_text("seed: 5\n")
     assert load_scenario(path).seed == 5
     path.write_text("- 5\n")
-    with pytest.raises(ConfigError, match="expected a mapping"):
+    with pytest.raises(ConfigError, match="holds no scenario"):
         load_scenario(path)
     path.write_text("{")
     with pytest.raises(ConfigError, match="not YAML"):
@@ -123,7 +123,7 @@ def test_there_are_four_of_them() -> None:
     ("settings", "message"),
     [
         (["faults=[{kind: verifier_down, index: 1}]"], r"faults\[0\].index: 1 of 1 replicas"),
-        (["faults=[{kind: slow_drafter, cells: [4]}]"], r"faults\[0\].cells: \[4\] of 1 cells"),
+        (["faults=[{kind: slow_drafter, cells: [4]}]"], r"faults\[0\].cells: 4 of 1 cells"),
         (["points=[1.7]"], "points: 1.7 users"),
     ],
 )
@@ -141,3 +141,51 @@ def test_what_is_no_yaml_is_said_on_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is not YAML") as caught:
             load_scenario(source, settings)
         assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hello", "not JSON"),
+        ("{}", "'live_s' is missing"),
+        ("[]", "a value is of the wrong type"),
+        ('{"verifiers": []}', "a list is too short"),
+        ('{"verifiers": 5}', "a value is of the wrong type"),
+    ],
+)
+def test_files_in_place_of_sections_are_refused_in_words(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "found.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_scenario({}, [f"verifier.curve={path}"])
+    assert said in caught.value.message
+    assert caught.value.hint == "write one with dspark profile --json"
+    with pytest.raises(ConfigError) as caught:
+        load_scenario({}, [f"acceptance.domains={path}"])
+    assert "Error(" not in caught.value.message
+    assert caught.value.hint == "write one with dspark eval --json"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("duration_s", "is no setting"),
+        ("=5", "is no setting"),
+        (".x=5", "is no setting"),
+        ("verifier..x=5", "is no setting"),
+        ("duration_s=2024-13-01", "month must be in"),
+        ("trace.rate.mean=3", "rate is no section here"),
+    ],
+)
+def test_settings_that_are_none(setting: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_scenario({"trace": {"rate": 1.0}}, [setting])
+    assert said in caught.value.message
+
+
+def test_a_small_load_level_is_read_back() -> None:
+    tree = {"trace": {"kind": "poisson"}, "points": [0.00001]}
+    (run,) = runs_of(tree)
+    assert run.scenario.trace.rate == 0.00001

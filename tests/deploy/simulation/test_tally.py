@@ -52,3 +52,17 @@ def test_nothing_is_null_and_no_fault() -> None:
     assert figures["accepted_length"] is None
     assert figures["ttft_s"]["p95"] is None
     assert figures["itl_s"]["p50"] is None
+
+
+def test_a_histogram_counts_alike_however_its_values_come() -> None:
+    values = np.random.default_rng(1).lognormal(-3, 2, 10_000).tolist()
+    once, slowly, late = Histogram(), Histogram(), Histogram()
+    once.add(values)
+    for value in values:
+        slowly.add([value])
+    late.add([1e-9, 1e9])
+    assert (once.counts == slowly.counts).all()
+    assert (late.counts[0], late.counts[-1]) == (1, 1), "the ends take what lies outside"
+    once.merge(late)
+    assert once.counts.sum() == 10_002
+    assert late.counts.sum() == 2

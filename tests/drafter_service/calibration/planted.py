@@ -12,15 +12,24 @@ ROUNDS_PER_PROMPT = 20
 
 
 def planted(
-    num: int, temperatures: Sequence[float], offsets: Sequence[float] | None = None, *, seed: int
+    num: int,
+    temperatures: Sequence[float],
+    offsets: Sequence[float] | None = None,
+    *,
+    ceiling: float = 1.0,
+    seed: int,
 ) -> Samples:
     """``num`` rounds in which c_k = sigmoid(logit / T_k + b_k) holds exactly; blocks of easy
-    contexts are easy at every position."""
+    contexts are easy at every position.
+
+    Args:
+        ceiling: share of the drafts that can hold at all, whatever the head says.
+    """
     rng = np.random.default_rng(seed)
     gamma = len(temperatures)
     true = 0.8 + rng.normal(0, 1, (num, 1)) + rng.normal(0, 1, (num, gamma))
     shift = np.zeros(gamma) if offsets is None else np.array(offsets)
-    accepted = rng.random((num, gamma)) < sigmoid(true)
+    accepted = rng.random((num, gamma)) < ceiling * sigmoid(true)
     return Samples(
         logit=(true - shift) * np.array(temperatures),
         num_accepted=accepted.cumprod(axis=1).sum(axis=1),

@@ -34,7 +34,8 @@ def expected(raw: np.ndarray, calibration: Calibration, regimes: list[str]) -> n
     for row, regime in zip(raw.astype(np.float64), regimes, strict=True):
         scaling = calibration.regimes[regime].scaling
         logit = np.clip(np.log(row / (1 - row)), -LOGIT_LIMIT, LOGIT_LIMIT)
-        x = logit / np.array(scaling.temperatures) + np.array(scaling.offsets)
+        bent = logit + (scaling.bend - 1) * np.log1p(np.exp(logit))
+        x = bent / np.array(scaling.temperatures) + np.array(scaling.offsets)
         rows.append(1 / (1 + np.exp(-x)))
     return np.array(rows)
 
@@ -65,7 +66,7 @@ def test_a_saturated_head_stays_a_probability() -> None:
     model.confidence_head.proj.bias.fill_(200.0)
     block = draw(model, SETTINGS, calibration=make_calibration(GAMMA))
     assert np.isfinite(block.confidence).all()
-    assert ((block.confidence > 0.99) & (block.confidence <= 1)).all()
+    assert ((block.confidence > 0.95) & (block.confidence <= 1)).all()
 
 
 def blocks(checkpoint: Path, target: Path, *, calibrated: bool) -> Block:

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -22,6 +22,7 @@ from drafter_service.calibration.calibration_file import (
     save_calibration,
 )
 from drafter_service.calibration.fitting import fit_regime
+from drafter_service.calibration.scaling import Method
 from drafter_service.loading import save_drafter
 from tests.drafter_service.calibration.planted import planted
 from tests.drafter_service.calibration.values import calibration_of
@@ -60,7 +61,7 @@ def test_what_was_measured_is_kept(checkpoint: Path) -> None:
     save_calibration(checkpoint, measured)
     assert load_calibration(checkpoint) == measured
     raw = json.loads((checkpoint / CALIBRATION_FILE).read_text())["regimes"]["coupled"]
-    assert raw["method"] in ("temperature", "temperature+offset")
+    assert raw["method"] in get_args(Method)
     assert len(raw["measured"]["before"]["ece"]) == GAMMA
 
 
@@ -122,6 +123,12 @@ EDITS: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
     (r"regimes\.greedy\.temperatures", lambda v: v["regimes"]["greedy"].update(temperatures=[])),
     (r"regimes\.greedy\.method", lambda v: v["regimes"]["greedy"].update(method="magic")),
     (r"regimes\.greedy\.method", lambda v: v["regimes"]["greedy"].update(method="temperature")),
+    (r"regimes\.greedy\.bend", lambda v: v["regimes"]["greedy"].update(bend=0.0)),
+    (r"regimes\.greedy\.bend", lambda v: v["regimes"]["greedy"].pop("bend")),
+    (
+        r"regimes\.greedy\.bend",
+        lambda v: v["regimes"]["greedy"].update(method="temperature+offset", bend=0.5),
+    ),
     (r"regimes\.greedy\.borrowed", lambda v: v["regimes"]["greedy"].update(borrowed=[5])),
     (r"regimes\.greedy\.borrowed", lambda v: v["regimes"]["greedy"].update(borrowed=[1.5])),
     (r"regimes\.greedy\.borrowed", lambda v: v["regimes"]["greedy"].update(borrowed=[True])),

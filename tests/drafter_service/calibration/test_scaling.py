@@ -51,6 +51,33 @@ def test_an_offset_is_used_only_where_it_pays(
     assert calibrated.mean() < raw.mean() / 2
 
 
+def test_a_bend_is_used_where_the_head_does_not_know_a_ceiling() -> None:
+    """No draft holds with more than 0.8, and the head goes up to 1."""
+    fitted = scaling.fit(planted(6000, TEMPERATURES, ceiling=0.8, seed=4))
+    assert fitted.method == "temperature+offset+bend"
+    assert fitted.bend < 0.7
+    fresh = planted(20000, TEMPERATURES, ceiling=0.8, seed=5)
+    same = planted(6000, TEMPERATURES, ceiling=0.8, seed=4)
+    straight = scaling.fit_method(same, "temperature+offset")
+    bent_errors = errors(fitted.apply(fresh.logit), fresh)
+    straight_errors = errors(straight.apply(fresh.logit), fresh)
+    assert bent_errors[0] < 0.02 < straight_errors[0]
+    assert bent_errors.mean() < 0.8 * straight_errors.mean()
+
+
+@pytest.mark.parametrize("bend", [0.3, 1.0, 1.25])
+def test_a_bend_is_another_slope_on_either_side_and_keeps_the_order(bend: float) -> None:
+    z = np.linspace(-60.0, 60.0, 2001)
+    found = scaling.bent(z, bend)
+    assert (np.diff(found) > 0).all()
+    slopes = np.diff(found) / np.diff(z)
+    assert slopes[[0, -1]] == pytest.approx([1.0, bend], rel=1e-6)
+    p = sigmoid(z)
+    inner = (p > 1e-9) & (p < 1 - 1e-9)
+    beta = np.log(p[inner]) - bend * np.log1p(-p[inner])
+    np.testing.assert_allclose(found[inner], beta, atol=1e-6)
+
+
 def test_few_rounds_do_no_harm() -> None:
     """A sound head, 300 rounds: the fit stays near the identity instead of chasing noise."""
     for seed in range(4):

@@ -13,16 +13,17 @@ from drafter_service.calibration.scaling import Scaling
 
 
 def make_calibration(gamma: int, *, fingerprint: str = "f", seed: int = 0) -> Calibration:
-    """Other temperatures and offsets for every regime and position, not measured."""
+    """Other temperatures, offsets and bends for every regime and position, not measured."""
     rng = np.random.default_rng(seed)
     return Calibration(
         fingerprint=fingerprint,
         regimes={
             regime: RegimeCalibration(
                 scaling=Scaling(
-                    method="temperature+offset",
+                    method="temperature+offset+bend",
                     temperatures=tuple(rng.uniform(0.5, 2, gamma).tolist()),
                     offsets=tuple(rng.uniform(-1, 1, gamma).tolist()),
+                    bend=float(rng.uniform(0.3, 1.2)),
                 ),
                 judgement=None,
             )
