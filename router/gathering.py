@@ -178,10 +178,10 @@ class Gathering:
             return most  # nobody decodes
         if num_rows:
             alone_s = self._profile.step_s(self._load(num_rows, 0))
-            waiting = (Phase.PREFILLING, Phase.QUEUED)
+            phases = (Phase.PREFILLING, Phase.QUEUED)
             share = stretch(
                 self.scheduling.prefill_stretch,
-                num_waiting=sum(len(self._roster.within(phase)) for phase in waiting),
+                num_waiting=sum(len(self._roster.within(phase)) for phase in phases),
                 num_decoding=num_rows,
             )
             limit_s = alone_s * (1 + share)
