@@ -62,7 +62,7 @@ _OWN_TOLD_PRIOR: Final = 48.0
 _TOLD_BOUNDS: Final = (0.05, 1.5)
 _PLACES: Final = 32
 """With figures of their own; those behind share the last one's."""
-_KNOWN_BLOCKS: Final = 48
+_KNOWN_BLOCKS: Final = 96
 """From so many blocks on a regime is known: the recalibrator has samples by then."""
 
 
