@@ -2,9 +2,9 @@
 
     python benchmarks/ablation.py --out ablation.json [--minutes 25] [--prompts FILE.jsonl]
 
-The embedded pair at two numbers of users, interleaved with all parts on, as in `pareto.py`. A ratio
-over 1 says that the part is worth having; the bound is the lower 90% one. ``rejection`` compares
-acceptance modes at the same requests, whose texts differ above temperature 0.
+The embedded pair at two numbers of users, with all parts on and with one off, as in `pareto.py`. A
+ratio over 1 says that the part is worth having; the bound is the lower 90% one. ``rejection``
+compares acceptance modes at the same requests, whose texts differ above temperature 0.
 """
 
 from __future__ import annotations
@@ -31,14 +31,19 @@ SETTINGS = (
     Setting(name="start-up profile", scheduling={"live_profile": False}),
     Setting(name="no context term", scheduling={"context_term": False}),
     Setting(name="no recalibration", scheduling={"recalibrate": False}),
-    Setting(name="rejection", asked={"modes": ("rejection",)}),
 )
+CONTROLS = (Setting(name="rejection", asked={"modes": ("rejection",)}),)
 
 
 def summarise(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     """Means, and ratios of everything on to one thing off."""
     others = [setting.name for setting in SETTINGS if setting.name != ALL_ON]
-    return {"rates": rates_by_setting(blocks), "all_on_to": ratios_to(blocks, ALL_ON, others)}
+    controls = [block for block in blocks if block.get("control")]
+    settings = [block for block in blocks if not block.get("control")]
+    few = [block for block in blocks if block["users"] <= comparing.IN_BLOCKS]
+    ratios = ratios_to(settings, ALL_ON, others)
+    ratios += ratios_to([*few, *controls], ALL_ON, [setting.name for setting in CONTROLS])
+    return {"rates": rates_by_setting(settings), "all_on_to": ratios}
 
 
 def lines(summary: dict[str, Any]) -> Iterator[str]:
@@ -61,7 +66,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     comparing.add_arguments(parser, users=USERS)
     comparison = comparing.Comparison(
-        settings=SETTINGS, users=USERS, summarise=summarise, lines=lines, draw=draw
+        settings=SETTINGS,
+        controls=CONTROLS,
+        users=USERS,
+        summarise=summarise,
+        lines=lines,
+        draw=draw,
     )
     try:
         comparing.run(parser.parse_args(), comparison)

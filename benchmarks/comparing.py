@@ -1,7 +1,8 @@
-"""What `pareto.py` and `ablation.py` share: one server, interleaved blocks, a report that grows.
+"""What `pareto.py` and `ablation.py` share: one server, settings by turns, a report that grows.
 
-The report is written after every unit (all settings at one number of users, once), so that a run
-that was stopped goes on where it was: units that the report holds are not measured again.
+The report is written after every unit (all settings at one number of users, a few times), so that a
+run that was stopped goes on where it was, and one with more repeats or other numbers of users adds
+to it: units that the report holds are not measured again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,14 +26,15 @@ from cluster.prompt_file import TextPrompt, read_prompts
 from dspark.async_client import AsyncClient
 from dspark.bench.asks import Mix
 from dspark.bench.interleaved import Blocks, Setting, Timing, Unit, units
+from dspark.bench.turns import Turns
 from dspark.demo.prompts import PROMPTS
 
 Report = dict[str, Any]
 
-LEAST_MEASURE_S = 3.0
-START_S = 1.5
-START_PER_USER_S = 0.3
-"""First guess of what a block takes before it counts; measured from then on."""
+IN_BLOCKS = 8
+"""Up to so many users settings are compared in blocks that start afresh and ask the same: what the
+texts are like is most of the noise there, and starting takes little. With more users texts even
+out and starting takes long: settings take turns under one load."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,9 @@ class Comparison:
     """What a script compares."""
 
     settings: Sequence[Setting]
+    controls: Sequence[Setting] = ()
+    """Compared with each other in blocks, also where the settings take turns: what differs in what
+    is asked."""
     users: Sequence[int]
     summarise: Callable[[list[dict[str, Any]]], dict[str, Any]]
     """Blocks to the report's ``summary``."""
@@ -52,10 +57,15 @@ class Comparison:
 def add_arguments(parser: argparse.ArgumentParser, *, users: Sequence[int]) -> None:
     """Flags of both scripts."""
     parser.add_argument("--out", type=Path, required=True, metavar="JSON", help="goes on if there")
-    parser.add_argument("--minutes", type=float, default=25.0, help="for everything together")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=45.0, help="begin nothing new then")
+    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--cycles", type=int, default=4, help="of all settings, in each repeat")
     parser.add_argument("--users", type=int, nargs="+", default=list(users))
-    parser.add_argument("--settle", type=float, default=2.0, metavar="S", help="not counted")
+    parser.add_argument("--settle", type=float, default=0.7, metavar="S", help="not counted")
+    parser.add_argument("--measure", type=float, default=3.0, metavar="S", help="counted")
+    parser.add_argument(
+        "--per-user", type=float, default=0.03, metavar="S", help="more of both: steps get longer"
+    )
     parser.add_argument("--prompts", type=Path, help="JSONL; default: those of the demo")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--max-tokens", type=int, nargs="+", default=[64, 96, 128])
@@ -85,11 +95,11 @@ def _begin(args: argparse.Namespace, comparison: Comparison) -> Report:
     """
     plan = {
         "settings": [asdict(setting) for setting in comparison.settings],
-        "users": args.users,
+        "controls": [asdict(setting) for setting in comparison.controls],
+        "cycles": args.cycles,
         "temperatures": args.temperature,
         "max_tokens": args.max_tokens,
         "prompts": args.prompts.name if args.prompts else "demo",
-        "settle_s": args.settle,
         "seed": args.seed,
     }
     fresh = {"machine": f"{os.cpu_count()} cores", "plan": plan, "blocks": []}
@@ -132,74 +142,90 @@ async def _measure(
         max_tokens=args.max_tokens,
         seed=args.seed,
     )
-    by_name = {setting.name: setting for setting in comparison.settings}
-    done = {(block["repeat"], block["users"]) for block in report["blocks"]}
+    done = {(block["repeat"] // args.cycles, block["users"]) for block in report["blocks"]}
     plan = [
         unit
         for unit in units(comparison.settings, args.users, args.repeats, args.seed)
         if (unit.repeat, unit.users) not in done
     ]
-    clock = _Budget(args.minutes * 60, args.settle)
+    began_s = time.monotonic()
     async with AsyncClient(address) as client:
         base = await client.get_scheduling()
         report["scheduling"] = base
-        blocks = Blocks(client, mix, base)
+        bench = _Bench(client, mix, base, args, comparison)
         for place, unit in enumerate(plan):
-            measure_s = clock.measure_s(plan[place:])
-            found = []
-            for name in unit.order:
-                block = await blocks.measure(
-                    by_name[name],
-                    repeat=unit.repeat,
-                    users=unit.users,
-                    timing=Timing(settle_s=args.settle, measure_s=measure_s),
-                )
-                clock.took(unit.users, block["took_s"] - block["measured_s"] - args.settle)
-                found.append(block)
-                _say(block, clock.left_s(plan[place:], measure_s, len(found)))
+            taken_s = time.monotonic() - began_s
+            if place and taken_s * (place + 1) / place > args.minutes * 60:
+                print(f"{len(plan) - place} units are left; go on with the same command")
+                break
+            left_s = taken_s / place * (len(plan) - place) if place else 0.0
+            left = f", about {left_s / 60:.0f} min left" if place else ""
+            print(f"repeat {unit.repeat}, {unit.users} users{left}")
+            found = [block async for block in bench.unit(unit)]
             report["blocks"] += found
             write_json(args.out, report)
         await client.set_scheduling(dict(base))
 
 
-def _say(block: dict[str, Any], left_s: float) -> None:
+class _Bench:
+    """Measures units."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        mix: Mix,
+        base: dict[str, str],
+        args: argparse.Namespace,
+        comparison: Comparison,
+    ) -> None:
+        self._blocks = Blocks(client, mix, base)
+        self._turns = Turns(client, mix, base, comparison.settings)
+        self._args = args
+        self._comparison = comparison
+
+    async def unit(self, unit: Unit) -> AsyncIterator[dict[str, Any]]:
+        """All blocks of a unit."""
+        args, comparison = self._args, self._comparison
+        more_s = args.per_user * unit.users
+        timing = Timing(settle_s=args.settle + more_s, measure_s=args.measure + more_s)
+        if unit.users <= IN_BLOCKS:
+            everything = [*comparison.settings, *comparison.controls]
+            async for block in self._in_blocks(everything, unit, timing, args.cycles):
+                yield block
+            return
+        async for found in self._turns.measure(
+            repeat=unit.repeat, users=unit.users, cycles=args.cycles, timing=timing
+        ):
+            for block in found:
+                _say(block)
+                yield block
+        if comparison.controls:
+            controls = [comparison.settings[0], *comparison.controls]
+            async for block in self._in_blocks(controls, unit, timing, 1):
+                yield block | {"control": True}
+
+    async def _in_blocks(
+        self, settings: Sequence[Setting], unit: Unit, timing: Timing, cycles: int
+    ) -> AsyncIterator[dict[str, Any]]:
+        by_name = {setting.name: setting for setting in settings}
+        for cycle in range(cycles):
+            repeat = unit.repeat * self._args.cycles + cycle
+            (order,) = units(settings, [unit.users], 1, seed=self._args.seed + repeat)
+            for name in order.order:
+                block = await self._blocks.measure(
+                    by_name[name], repeat=repeat, users=unit.users, timing=timing
+                )
+                _say(block)
+                yield block
+
+
+def _say(block: dict[str, Any]) -> None:
     print(
-        f"repeat {block['repeat']}, {block['users']:3d} users, {block['setting']:<16s}"
+        f"{block['repeat']:5d} {block['users']:3d} users, {block['setting']:<16s}"
         f"{block['tokens_per_s_total']:7.1f} tokens/s in all"
-        f"{block['tokens_per_s_user']:7.2f} per user, {left_s / 60:4.0f} min left",
+        f"{block['tokens_per_s_user']:7.2f} per user",
         flush=True,
     )
-
-
-class _Budget:
-    """Shares the time that is left out among the blocks that are left."""
-
-    def __init__(self, total_s: float, settle_s: float) -> None:
-        self._ends_s = time.monotonic() + total_s
-        self._settle_s = settle_s
-        self._start_s: dict[int, list[float]] = {}
-        """By users: what blocks took before they counted."""
-
-    def took(self, users: int, start_s: float) -> None:
-        """A block is over."""
-        self._start_s.setdefault(users, []).append(start_s)
-
-    def measure_s(self, left: Sequence[Unit]) -> float:
-        """Seconds to count of each block of these units."""
-        num_blocks = sum(len(unit.order) for unit in left)
-        spent_s = sum(len(unit.order) * self._before_s(unit.users) for unit in left)
-        free_s = self._ends_s - time.monotonic() - spent_s
-        return max(free_s / num_blocks, LEAST_MEASURE_S)
-
-    def left_s(self, left: Sequence[Unit], measure_s: float, num_done: int) -> float:
-        """Seconds to the end, ``num_done`` blocks of the first unit being over."""
-        blocks = [unit.users for unit in left for _ in unit.order][num_done:]
-        return sum(self._before_s(users) + measure_s for users in blocks)
-
-    def _before_s(self, users: int) -> float:
-        seen = self._start_s.get(users)
-        start_s = sum(seen) / len(seen) if seen else START_S + START_PER_USER_S * users
-        return start_s + self._settle_s
 
 
 def _prompts(path: Path | None) -> list[TextPrompt]:

@@ -2,11 +2,13 @@
 
     python benchmarks/pareto.py --out pareto.json [--minutes 25] [--prompts FILE.jsonl]
 
-One server with the embedded pair; ``none`` (plain requests, nothing is drafted), ``fixed:2``,
-``fixed:4`` and ``full`` (always drafted, so many verified) and ``adaptive`` (all defaults) take
-turns at 1, 4, 16 and 64 users (`dspark.bench.interleaved`). The report holds every block, the means
-and adaptive's paired ratios to the others with their lower 90% bounds; ``best fixed`` is chosen at
-each number of users in hindsight. Run it on an otherwise idle machine.
+One server with the embedded pair at 1, 4, 16 and 64 users; ``none`` (nothing is drafted),
+``fixed:2``, ``fixed:4`` and ``full`` (always drafted, so many verified) and ``adaptive`` (all
+defaults) are compared in blocks that ask the same (few users, `dspark.bench.interleaved`) or take
+turns under one load (many, `dspark.bench.turns`). ``plain`` is ``none`` for requests that never
+could be drafted for, whose features thus go nowhere: what keeping that door open costs. The report
+holds every block, the means and the paired ratios with their lower 90% bounds; ``best fixed`` is
+chosen at each number of users in hindsight. Run it on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from dspark.bench.interleaved import Setting
 USERS = (1, 4, 16, 64)
 FIXED = ("fixed:2", "fixed:4")
 SETTINGS = (
-    Setting(name="none", scheduling={"policy": "none"}, asked={"draft": False}),
+    Setting(name="none", scheduling={"policy": "none"}),
     *(
         Setting(name=name, scheduling={"policy": name, "gate_drafts": False})
         for name in (*FIXED, "full")
     ),
     Setting(name="adaptive", scheduling={"policy": "adaptive"}),
 )
+PLAIN = Setting(name="plain", scheduling={"policy": "none"}, asked={"draft": False})
 REQUIRED = {
     "none": dict.fromkeys(USERS, 0.97),
     "full": {1: 0.97, 64: 1.15},
@@ -41,7 +44,9 @@ REQUIRED = {
 
 
 def summarise(blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means, and adaptive's ratios to everything else; a bound takes two repeats."""
+    """Means, and adaptive's ratios to everything else; a bound takes two pairs."""
+    everything = blocks
+    blocks = [b for b in everything if not b.get("control") and b["setting"] != PLAIN.name]
     ratios = ratios_to(blocks, "adaptive", ("none", *FIXED, "full"))
     for users in crowds(blocks):
         best = best_of(blocks, users, FIXED)
@@ -51,7 +56,12 @@ def summarise(blocks: list[dict[str, Any]]) -> dict[str, Any]:
         required = REQUIRED.get(ratio["to"], {}).get(ratio["users"])
         if required is not None and ratio["lower"] is not None:
             ratio |= {"required": required, "holds": ratio["lower"] >= required}
-    return {"rates": rates_by_setting(blocks), "adaptive_to": ratios}
+    few = [b for b in everything if b["users"] <= comparing.IN_BLOCKS or b.get("control")]
+    return {
+        "rates": rates_by_setting(blocks),
+        "adaptive_to": ratios,
+        "none_to_plain": ratios_to(few, "none", (PLAIN.name,)),
+    }
 
 
 def lines(summary: dict[str, Any]) -> Iterator[str]:
@@ -63,11 +73,12 @@ def lines(summary: dict[str, Any]) -> Iterator[str]:
             f"tokens/s in all {row['tokens_per_s_user']:7.2f} per user, accepted {length:.2f}, "
             f"{row['verified_per_round'] or 0.0:.2f} drafts verified per round"
         )
-    for ratio in summary["adaptive_to"]:
-        lower = "" if ratio["lower"] is None else f", 90% bound {ratio['lower']:.3f}"
-        verdict = "" if "holds" not in ratio else ("  ok" if ratio["holds"] else "  MISSED")
-        sides = f"{ratio['users']:3d} users: adaptive / {ratio['to']:<10s}"
-        yield f"{sides} = {ratio['ratio']:.3f}{lower}{verdict}"
+    for ours, ratios in (("adaptive", "adaptive_to"), ("none", "none_to_plain")):
+        for ratio in summary[ratios]:
+            lower = "" if ratio["lower"] is None else f", 90% bound {ratio['lower']:.3f}"
+            verdict = "" if "holds" not in ratio else ("  ok" if ratio["holds"] else "  MISSED")
+            sides = f"{ratio['users']:3d} users: {ours} / {ratio['to']:<10s}"
+            yield f"{sides} = {ratio['ratio']:.3f}{lower}{verdict}"
 
 
 def draw(report: dict[str, Any]) -> bytes:
@@ -83,7 +94,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     comparing.add_arguments(parser, users=USERS)
     comparison = comparing.Comparison(
-        settings=SETTINGS, users=USERS, summarise=summarise, lines=lines, draw=draw
+        settings=SETTINGS,
+        controls=(PLAIN,),
+        users=USERS,
+        summarise=summarise,
+        lines=lines,
+        draw=draw,
     )
     try:
         comparing.run(parser.parse_args(), comparison)

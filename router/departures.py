@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from cluster.wire import Lease, Step
 from router.draft_lengths import DraftLengths
+from router.draft_outlook import Decoding
 from router.draft_sessions import DraftSessions
 from router.flights import Flight
 from router.gathering import Gathering
-from router.gating import Decoding, DraftGate
+from router.gating import DraftGate
 from router.lane_request import DECODING, LaneRequest, Phase
 from router.roster import Roster
 from router.step_frame import PlannedRow, admission_of, pack_step, rebind_of

@@ -34,7 +34,7 @@ from cluster.sampling import REGIMES
 from router.blocks import DraftBlock
 from router.counters import LaneCounters
 from router.lane_request import Emission, LaneRequest
-from router.policies import PolicyInput, make_policy
+from router.policies import BudgetPolicy, PolicyInput, make_policy
 from router.policies.walk import F64, I32, I64, Bools, admit
 from router.recalibration import Recalibrator
 from router.slo import weights
@@ -42,6 +42,8 @@ from router.step_load import StepLoad
 from router.throughput import ThroughputProfile
 
 _NONE: Final = np.zeros(0)
+_MOST_POLICIES: Final = 8
+"""Remembered by a lane: enough for whoever compares some."""
 
 
 class Judged(NamedTuple):
@@ -84,18 +86,26 @@ class DraftLengths:
         self._usual_drafts = 0.0
         """Drafts per row of the latest step whose policy was followed."""
         self._scheduling = scheduling
-        self._policy = make_policy(scheduling.policy, min_gain=scheduling.min_gain)
+        self._policies: dict[tuple[str, float], BudgetPolicy] = {}
+        self._policy = self._policy_of(scheduling)
 
     def configure(self, scheduling: SchedulingConfig) -> None:
-        """Follow this from the next step on. Another policy starts with nothing remembered.
+        """Follow this from the next step on. A policy that comes back finds what it remembered.
 
         Raises:
             ConfigError: no such policy; nothing has changed then.
         """
-        old = self._scheduling
-        if (scheduling.policy, scheduling.min_gain) != (old.policy, old.min_gain):
-            self._policy = make_policy(scheduling.policy, min_gain=scheduling.min_gain)
+        self._policy = self._policy_of(scheduling)
         self._scheduling = scheduling
+
+    def _policy_of(self, scheduling: SchedulingConfig) -> BudgetPolicy:
+        """The one that was followed before under this name, or a new one."""
+        key = scheduling.policy, scheduling.min_gain
+        policy = self._policies.pop(key, None) or make_policy(key[0], min_gain=key[1])
+        self._policies[key] = policy  # the latest last
+        if len(self._policies) > _MOST_POLICIES:
+            del self._policies[next(iter(self._policies))]
+        return policy
 
     @property
     def verifies_drafts(self) -> bool:

@@ -5,6 +5,7 @@ All are keyed draws by request id and anchor: no draft, present or future, has a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,9 +16,12 @@ from cluster.noise import KEYED, Stream
 from router.draft_plan import DraftPlan
 from router.lane_request import LaneRequest
 
-_LOSS: Final = 0.0025
+_LOSS: Final = 0.003
 """Share of throughput that drafted rounds may cost where drafting does not pay. They come in pairs.
 """
+_LOSS_GAIN: Final = 0.2
+_MOST_LOST: Final = 2.0
+"""Rounds; one freak counts for no more."""
 _MOST: Final = 1 / 64
 _PART: Final = 1 / 8
 _LEAST: Final = 4
@@ -31,11 +35,38 @@ _CLEARLY_PAYS: Final = 1.3
 """Times faster than plain: no need to go without to be sure."""
 
 
+class ProbeLosses:
+    """What drafted rounds have cost a lane without drafts, in plain rounds: a running mean for each
+    binary order of the number of rows, a few rows asked or more.
+
+    That is more than the plan expects of as many drafts round by round: before the blocks of a
+    probe the drafter has everything to catch up with that came since the one before.
+    """
+
+    def __init__(self) -> None:
+        self._lost: dict[tuple[int, bool], float] = {}
+        self._num: Counter[tuple[int, bool]] = Counter()
+
+    def observe(self, num_rows: int, num_drafted: int, lost_rounds: float) -> None:
+        """A drafted round took so much longer, less what its drafts gave."""
+        key = _kind(num_rows, num_drafted)
+        lost = min(max(lost_rounds, -1.0), _MOST_LOST)
+        self._num[key] += 1
+        before = self._lost.get(key, 0.0)
+        self._lost[key] = before + max(_LOSS_GAIN, 1 / self._num[key]) * (lost - before)
+
+    def at(self, num_rows: int, num_drafted: int) -> float:
+        """Rounds that such a round loses; 0 where none was seen."""
+        return self._lost.get(_kind(num_rows, num_drafted), 0.0)
+
+
 def probe(
     candidates: Sequence[LaneRequest],
     chosen: set[int],
     plan: DraftPlan,
+    losses: ProbeLosses,
     *,
+    num_rows: int,
     num_rounds: int,
     shared: bool,
 ) -> set[int]:
@@ -48,16 +79,21 @@ def probe(
     Args:
         candidates: at least one.
         chosen: request ids of those that the plan asks for.
+        losses: of the lane.
+        num_rows: that it decodes.
         num_rounds: that this one stands for: draws are so many times likelier.
         shared: whether drafting takes from the verifier.
     """
     first = min(candidates, key=lambda request: request.rid)
     draw = _draw([first])[0] / num_rounds
     if not chosen:
-        if draw < _WHOLE * _rate(plan, len(candidates)):
+
+        def rate(num_asked: int) -> float:
+            return _rate(plan, num_asked, losses.at(num_rows, num_asked))
+
+        if draw < _WHOLE * rate(len(candidates)):
             return {request.rid for request in candidates}
-        num = num_sampled(len(candidates))
-        return sample(candidates) if draw < _rate(plan, num) else chosen
+        return sample(candidates) if draw < rate(num_sampled(len(candidates))) else chosen
     if shared and plan.gains.max() < _CLEARLY_PAYS and draw < _PLAIN:
         return set()
     passed = [request for request in candidates if request.rid not in chosen]
@@ -78,10 +114,14 @@ def num_sampled(num_rows: int) -> int:
     return min(num_rows, max(_LEAST, round(num_rows * _PART)))
 
 
-def _rate(plan: DraftPlan, num_asked: int) -> float:
+def _rate(plan: DraftPlan, num_asked: int, lost_rounds: float) -> float:
     """How often so many may be asked though that does not pay."""
     num_asked = min(num_asked, len(plan.gains) - 1)
-    return min(_MOST, _LOSS / max(1 - float(plan.gains[num_asked]), _LOSS))
+    return min(_MOST, _LOSS / max(1 - float(plan.gains[num_asked]), lost_rounds, _LOSS))
+
+
+def _kind(num_rows: int, num_drafted: int) -> tuple[int, bool]:
+    return num_rows.bit_length(), num_drafted > num_sampled(num_rows)
 
 
 def _draw(requests: Sequence[LaneRequest], *, index: int = 0) -> NDArray[np.float64]:

@@ -24,8 +24,6 @@ that is decided; a block that came is never dropped for what it holds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,37 +31,16 @@ from numpy.typing import NDArray
 from cluster.config import SchedulingConfig
 from cluster.sampling import REGIMES
 from router.counters import LaneCounters
-from router.draft_cost import Drafting, drafting
-from router.draft_plan import DraftPlan, Round, StepTimes, best_plan
-from router.draft_probes import probe, sample
-from router.draft_worth import AS_VERIFIED, F64, LEVELS, DraftWorth, Worth, down_to
+from router.draft_cost import Drafting
+from router.draft_outlook import Decoding, DraftOutlook, draftable
+from router.draft_plan import DraftPlan
+from router.draft_probes import ProbeLosses, probe, sample
+from router.draft_worth import DraftWorth
 from router.drafter_book import DrafterBook
 from router.gate_rhythm import GateRhythm
 from router.lane_request import Emission, LaneRequest
 from router.recalibration import Recalibrator
-from router.round_times import RoundTimes
-from router.slo import weights
-from router.step_load import StepLoad
-
-_LOOKS_AT_SURVIVAL: Final = ("adaptive", "causal", "lagged", "retrospective")
-_ROW_MARGIN: Final = 0.02
-"""A request that was passed over counts as worth so much less than its figures say."""
-_LANE_MARGIN: Final = 0.02
-"""A lane without drafts starts again for so much more tokens per second."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """What the lane decodes at the moment of a decision."""
-
-    load: StepLoad
-    """Of a step of all its requests, without drafts."""
-    times: StepTimes
-    """Of the verifier."""
-    room: int
-    """Draft tokens that fit into a step."""
-    others: Sequence[LaneRequest] = ()
-    """Those that are not decided about now: in another step, or waiting for their blocks."""
+from router.round_times import RoundTimes, StepTimed
 
 
 class DraftGate:
@@ -87,11 +64,12 @@ class DraftGate:
         scheduling: SchedulingConfig,
         device: str = "",
     ) -> None:
-        self._book = book
         self._counters = counters
-        self._device = device
         self._worth = DraftWorth(recalibrator)
         self._round_times = RoundTimes()
+        self._outlook = DraftOutlook(
+            book=book, worth=self._worth, times=self._round_times, device=device
+        )
         self._asked: set[int] = set()
         """Requests whose blocks were asked for behind their present anchors."""
         self._chosen: set[int] = set()
@@ -102,6 +80,7 @@ class DraftGate:
         """Requests of a lane without drafts that are to be asked for once more."""
         self._probed: set[int] = set()
         """Requests for which was decided otherwise, to learn from the round that comes of it."""
+        self._losses = ProbeLosses()
         self._rhythm = GateRhythm()
         self._drafting = Drafting(np.zeros(1), np.zeros(1))
         self._gain = self._gain_of_all = 1.0
@@ -110,7 +89,7 @@ class DraftGate:
     def configure(self, scheduling: SchedulingConfig) -> None:
         """Follow this from the next step on."""
         self._scheduling = scheduling
-        self._weighs = scheduling.policy in _LOOKS_AT_SURVIVAL
+        self._outlook.scheduling = scheduling
 
     # --- decide -------------------------------------------------------------------------------
 
@@ -125,7 +104,7 @@ class DraftGate:
             lengths: draft tokens of each that are verified in it.
             decoding: with these rows.
         """
-        mine = _candidates(rows)
+        mine = draftable(rows)
         rids = {request.rid for request in mine}
         due = self._rhythm.tick(decoding.load.num_rows)
         gates = self._scheduling.gate_drafts
@@ -146,7 +125,7 @@ class DraftGate:
             decoding: with these requests and all whose prompts are being computed: by the time
                 that these decode, the others do.
         """
-        mine = _candidates(requests)
+        mine = draftable(requests)
         if not mine:
             return [False] * len(requests)
         chosen = {request.rid for request in mine}
@@ -163,10 +142,10 @@ class DraftGate:
         self._probed -= rids
         num_rows = decoding.load.num_rows
         if not self._worth.is_known(mine):
-            self._drafting = self._drafting_of(mine)
+            self._drafting = self._outlook.drafting_of(mine)
             self._probed |= rids
             self._chosen |= rids
-            return set() if self._rhythm.begin(num_rows) and self._shares(mine) else rids
+            return set() if self._rhythm.begin(num_rows) and self._outlook.shares(mine) else rids
         plan = self._plan(mine, decoding)
         self._gain, self._gain_of_all = float(plan.gains.max()), float(plan.gains[-1])
         self._rhythm.round_s = plan.plain_s
@@ -184,14 +163,21 @@ class DraftGate:
         self, mine: Sequence[LaneRequest], chosen: set[int], plan: DraftPlan, num_rows: int
     ) -> set[int]:
         """Whom to ask for in the end where ``chosen`` would pay."""
-        shares = self._shares(mine)
+        shares = self._outlook.shares(mine)
         if self._rhythm.is_new(num_rows):
             contrary = self._rhythm.begin(num_rows) and shares
             probed = chosen or sample(mine)
             probed = set() if contrary and chosen else probed
         else:
-            num_rounds = self._rhythm.num_since
-            probed = probe(mine, chosen, plan, num_rounds=num_rounds, shared=shares)
+            probed = probe(
+                mine,
+                chosen,
+                plan,
+                self._losses,
+                num_rows=num_rows,
+                num_rounds=self._rhythm.num_since,
+                shared=shares,
+            )
         if not chosen:
             # A second round: before the blocks of the first one the drafter had to catch up.
             here = {request.rid for request in mine}
@@ -201,46 +187,8 @@ class DraftGate:
 
     def _plan(self, mine: Sequence[LaneRequest], decoding: Decoding) -> DraftPlan:
         """The best plan for these and all others that can be drafted for, these first."""
-        candidates = [*mine, *_candidates(decoding.others)]
-        expected = self._worth.expect(self._worth.rows(candidates))
-        part, levels = slice(AS_VERIFIED, None), LEVELS[:1]
-        if self._weighs:
-            part, levels = slice(0, AS_VERIFIED), LEVELS
-        trust_C = [1.0 if r.rid in self._chosen else 1 - _ROW_MARGIN for r in candidates]
-        worth = Worth(
-            expected.accepted[:, part] * np.array(trust_C)[:, None],
-            expected.verified[:, part],
-        )
-        self._drafting = self._drafting_of(candidates)
-        shared = self._shares(candidates)
-        weight_C = weights(candidates)
-        if self._weighs and np.ptp(weight_C):
-            worth, levels = _weighted(worth, weight_C)
-        facts = Round(
-            load=decoding.load,
-            times=decoding.times,
-            room=decoding.room,
-            total_weight=float(weight_C.sum()) + decoding.load.num_rows - len(candidates),
-            gap_s=self._round_times.rest.seconds,
-            slow_down=(
-                self._round_times.at(decoding.load.num_rows).factors if shared else np.ones_like
-            ),
-            takes_turns=not shared and self._scheduling.gather != "wait_for_all",
-        )
-        least_gain = 1.0 if self._chosen else 1.0 + _LANE_MARGIN
-        return best_plan(
-            worth, levels, self._drafting, facts, weight_C=weight_C, least_gain=least_gain
-        )
-
-    def _drafting_of(self, candidates: Iterable[LaneRequest]) -> Drafting:
-        """What it takes to draft for some of these."""
-        refs = [r.drafter for r in candidates if r.drafter is not None]
-        return drafting(self._book, refs, price=self._scheduling.draft_price)
-
-    def _shares(self, requests: Iterable[LaneRequest]) -> bool:
-        """Whether the verifier's device drafts for any of these."""
-        devices = {r.drafter.device for r in requests if r.drafter is not None}
-        return bool(self._device) and self._device in devices
+        plan, self._drafting = self._outlook.plan(mine, decoding, chosen=self._chosen)
+        return plan
 
     def _count(self, num_asked: int, num_wanted: int) -> None:
         self._counters.num_draft_asks += num_asked
@@ -260,7 +208,7 @@ class DraftGate:
                     late.append(request)
             else:
                 plain.append(request)
-        self._worth.pass_over(_candidates(plain), num_rounds=self._rhythm.num_since)
+        self._worth.pass_over(draftable(plain), num_rounds=self._rhythm.num_since)
         self._rhythm.num_since = 0
         self._worth.miss(late)
         promised = self._worth.see(drafted, np.array(verified, np.int64))
@@ -276,13 +224,13 @@ class DraftGate:
             np.array([e.num_accepted for e in told], np.int64),
         )
 
-    def time_step(
-        self, num_rows: int, *, num_drafted: int, step_s: float, predicted_s: float
-    ) -> None:
-        """How long a step took, after the gap of which `time_gap` was told (`RoundTimes.step`)."""
-        self._round_times.step(
-            num_rows, num_drafted=num_drafted, step_s=step_s, predicted_s=predicted_s
-        )
+    def time_step(self, step: StepTimed) -> None:
+        """How long a step took, after the gap of which `time_gap` was told."""
+        round_s = self._round_times.step(step)
+        if round_s is not None and step.num_drafted and not self._chosen:
+            plain_s = step.plain_s + self._round_times.rest.seconds
+            tokens = 1 + step.num_accepted / step.num_rows
+            self._losses.observe(step.num_rows, step.num_drafted, round_s / plain_s - tokens)
 
     def time_gap(self, gap_s: float, num_asked: int) -> None:
         """How long the verifier lay idle though there was work.
@@ -325,14 +273,3 @@ class DraftGate:
             accepted, honesty = self._worth.mean(regime)
             figures |= {f"{regime}.accepted": accepted, f"{regime}.honesty": honesty}
         return figures
-
-
-def _weighted(worth: Worth, weight_C: F64) -> tuple[Worth, F64]:
-    """Outcomes where drafts are verified down to a *weighted* survival, and those levels: of a
-    request that counts more, more is verified."""
-    levels = np.unique(np.outer([weight_C.min(), weight_C.max()], LEVELS))
-    return down_to(worth, levels / weight_C[:, None]), levels
-
-
-def _candidates(requests: Iterable[LaneRequest]) -> list[LaneRequest]:
-    return [r for r in requests if r.drafter is not None and r.wants_draft]

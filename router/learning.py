@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cluster.wire import StepResult
 from router.counters import LaneCounters
@@ -10,6 +11,7 @@ from router.draft_lengths import DraftLengths, Judged
 from router.flights import Flight
 from router.gating import DraftGate
 from router.lane_request import Emission, Outcome
+from router.round_times import StepTimed
 from router.row_means import RowMeans
 from router.step_result import load_of
 from router.throughput import ThroughputProfile
@@ -70,10 +72,16 @@ class Learning:
         self._counters.count_step(result, predicted_s)
         if self._gate is not None:
             self._gate.judge(rounds)
+            num_draft = sum([o.num_verified for o in rounds])
+            plain = replace(load, num_tokens=load.num_tokens - num_draft)
             self._gate.time_step(
-                load.num_rows,
-                num_drafted=sum(o.num_proposed > 0 for o in rounds),
-                step_s=result.step_s,
-                predicted_s=predicted_s,
+                StepTimed(
+                    num_rows=load.num_rows,
+                    num_drafted=sum([o.num_proposed > 0 for o in rounds]),
+                    num_accepted=sum([o.num_accepted for o in rounds]),
+                    step_s=result.step_s,
+                    predicted_s=predicted_s,
+                    plain_s=predicted_s if num_draft == 0 else self._profile.step_s(plain),
+                )
             )
         self._profile.record(load, result.step_s)

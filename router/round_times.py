@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,21 @@ _SHARE_GAIN: Final = 0.05
 _SLOW_GAIN: Final = 0.3
 _MAX_LOG_RATIO: Final = math.log(2.0)
 """A round counts as at most twice as fast or slow as predicted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimed:
+    """A step that is over."""
+
+    num_rows: int
+    num_drafted: int
+    """Rows that blocks were drafted for before it, or beside it."""
+    num_accepted: int
+    """Of their drafts."""
+    step_s: float
+    predicted_s: float
+    plain_s: float
+    """Predicted for the same step without drafts."""
 
 
 class Gap:
@@ -112,19 +128,20 @@ class RoundTimes:
             self._latest = gap_s, self.rest.seconds + drafting_s
         self.rest.observe(gap_s, drafting_s or 0.0)
 
-    def step(self, num_rows: int, *, num_drafted: int, step_s: float, predicted_s: float) -> None:
-        """How long a step of so many rows took.
+    def step(self, step: StepTimed) -> float | None:
+        """How long a step took.
 
-        Args:
-            num_drafted: rows that blocks were drafted for before it, or beside it.
+        Returns:
+            Seconds of the round, the gap before the step included; None if no gap was told.
         """
         if self._latest is None:
-            return
+            return None
         gap_s, expected_gap_s = self._latest
         self._latest = None
-        if num_rows:
-            self.at(num_rows).observe(
-                share=num_drafted / num_rows,
-                round_s=step_s + gap_s,
-                predicted_s=predicted_s + expected_gap_s,
+        if step.num_rows:
+            self.at(step.num_rows).observe(
+                share=step.num_drafted / step.num_rows,
+                round_s=step.step_s + gap_s,
+                predicted_s=step.predicted_s + expected_gap_s,
             )
+        return step.step_s + gap_s

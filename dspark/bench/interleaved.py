@@ -100,45 +100,68 @@ class Blocks:
         """
         began_s = time.perf_counter()
         await self._client.set_scheduling(dict(self._base) | dict(setting.scheduling))
-        await self._until_idle()
-        asked = dict(setting.asked) | {"seed": _seed(self._mix.seed, repeat)}
+        await until_idle(self._client)
+        asked = dict(setting.asked) | {"seed": repeat_seed(self._mix.seed, repeat)}
         async with closed_loop(self._client, replace(self._mix, **asked), users=users) as load:
-            await _until_started(load, users)
-            await _while_running(load, timing.settle_s)
-            before, begin_s = await self._client.get_model(), load.clock()
-            await _while_running(load, timing.measure_s)
-            after, end_s = await self._client.get_model(), load.clock()
-            window = between_arrivals(load.samples, Window(begin_s=begin_s, end_s=end_s))
-            figures = rates(load.samples, window)
-        counters = growth(before, after)
+            await until_started(load, users)
+            figures = await count(self._client, load, timing)
         return {
             "repeat": repeat,
             "users": users,
             "setting": setting.name,
-            "measured_s": window.length_s,
             "took_s": time.perf_counter() - began_s,
             **figures,
-            "counters": {name: counters[name] for name in _COUNTERS if name in counters},
         }
 
-    async def _until_idle(self) -> None:
-        """The requests of the block before are gone."""
-        until_s = time.perf_counter() + _PATIENCE_S
-        while True:
-            metrics = (await self._client.get_model()).metrics
-            if not any(metrics.get(name, 0.0) for name in _LIVE):
-                return
-            if time.perf_counter() > until_s:
-                raise Unavailable("the server does not become idle", hint="does another use it?")
-            await asyncio.sleep(_LOOK_S)
+
+async def count(client: AsyncClient, load: Load, timing: Timing) -> Figure:
+    """Settle, then tell what arrives, and what the router counts meanwhile.
+
+    Raises:
+        DSparkError: a request failed.
+    """
+    await _while_running(load, timing.settle_s)
+    before, begin_s = await client.get_model(), load.clock()
+    await _while_running(load, timing.measure_s)
+    after, end_s = await client.get_model(), load.clock()
+    window = between_arrivals(load.samples, Window(begin_s=begin_s, end_s=end_s))
+    counters = growth(before, after)
+    return {
+        "settled_s": timing.settle_s,
+        "measured_s": window.length_s,
+        **rates(load.samples, window),
+        "counters": {name: counters[name] for name in _COUNTERS if name in counters},
+    }
 
 
-def _seed(seed: int, repeat: int) -> int:
+async def until_idle(client: AsyncClient) -> None:
+    """Wait until the requests of the load before are gone.
+
+    Raises:
+        Unavailable: they are not, after two minutes.
+    """
+    until_s = time.perf_counter() + _PATIENCE_S
+    while True:
+        metrics = (await client.get_model()).metrics
+        if not any(metrics.get(name, 0.0) for name in _LIVE):
+            return
+        if time.perf_counter() > until_s:
+            raise Unavailable("the server does not become idle", hint="does another use it?")
+        await asyncio.sleep(_LOOK_S)
+
+
+def repeat_seed(seed: int, repeat: int) -> int:
+    """What a repeat asks, it draws from this."""
     return random.Random(f"repeat/{seed}/{repeat}").getrandbits(32)
 
 
-async def _until_started(load: Load, users: int) -> None:
-    """Until every user has had a token."""
+async def until_started(load: Load, users: int) -> None:
+    """Wait until every user has had a token.
+
+    Raises:
+        Unavailable: not all have, after two minutes.
+        DSparkError: a request failed.
+    """
     until_s = load.clock() + _PATIENCE_S
     while sum(bool(sample.chunk_s) for sample in load.samples[:users]) < users:
         _check(load)

@@ -18,8 +18,9 @@ import pytest
 from cluster.config import SchedulingConfig
 from drafter_service.sampling import Block
 from router.counters import LaneCounters
+from router.draft_outlook import Decoding
 from router.drafter_book import DrafterBook, DrafterRef
-from router.gating import Decoding, DraftGate
+from router.gating import DraftGate
 from router.lane_request import Emission, LaneRequest
 from router.recalibration import Recalibrator
 from router.step_load import StepLoad

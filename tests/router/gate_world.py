@@ -15,10 +15,12 @@ import numpy as np
 from cluster.config import SchedulingConfig
 from router.blocks import DraftBlock
 from router.counters import LaneCounters
+from router.draft_outlook import Decoding
 from router.drafter_book import DrafterBook, DrafterRef
-from router.gating import Decoding, DraftGate
+from router.gating import DraftGate
 from router.lane_request import Emission, LaneRequest
 from router.recalibration import Recalibrator
+from router.round_times import StepTimed
 from router.step_load import StepLoad
 from router.throughput import ThroughputProfile
 from tests.frames import make_sampling
@@ -101,11 +103,19 @@ class GateWorld:
         slower = self.slow_down ** (num_drafted / len(rows))
         step_s = self.step_s(len(rows) + sum(lengths)) * slower
         done = StepLoad(num_rows=len(rows), num_tokens=len(rows) + sum(lengths))
+        outcomes = [self._verify(r, n) for r, n in zip(rows, lengths, strict=True)]
+        self.gate.judge(outcomes)
         self.gate.time_step(
-            len(rows), num_drafted=num_drafted, step_s=step_s, predicted_s=self.profile.step_s(done)
+            StepTimed(
+                num_rows=len(rows),
+                num_drafted=num_drafted,
+                num_accepted=sum(outcome.num_accepted for outcome in outcomes),
+                step_s=step_s,
+                predicted_s=self.profile.step_s(done),
+                plain_s=self.profile.step_s(load),
+            )
         )
         self.profile.record(done, step_s)
-        self.gate.judge([self._verify(r, n) for r, n in zip(rows, lengths, strict=True)])
         self.now += step_s
         self.num_asked.append(sum(asked))
         self._draft([r for r, yes in zip(rows, asked, strict=True) if yes])

@@ -302,6 +302,13 @@ def test_the_same_policy_keeps_what_it_remembers() -> None:
     assert lengths._policy is before
     lengths.configure(SchedulingConfig(policy="adaptive", min_gain=0.5))
     assert lengths._policy is not before
+    lengths.configure(SchedulingConfig(policy="none"))
+    lengths.configure(SchedulingConfig(policy="adaptive"))
+    assert lengths._policy is before, "whoever compares two finds both as they were"
+    for k in range(1, 20):
+        lengths.configure(SchedulingConfig(policy=f"fixed:{k}"))
+    lengths.configure(SchedulingConfig(policy="adaptive"))
+    assert lengths._policy is not before, "not for ever, though"
 
 
 def test_drawn_drafts_are_verified_plainly_where_the_policy_would_be_biased() -> None:

@@ -60,4 +60,4 @@ async def test_the_router_knows_which_drafters_share_the_verifiers_device() -> N
         assert gate is not None
         ref = router._book.bind(7, DRAFTER)
         assert ref is not None
-        assert ref.device == gate._device == "box"
+        assert ref.device == gate._outlook._device == "box"

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from router.round_times import Gap, RoundTimes, SharedDevice
+from router.round_times import Gap, RoundTimes, SharedDevice, StepTimed
 
 PLAIN_AND_DRAFTED = np.array([0.0, 1.0])
 
@@ -70,18 +70,31 @@ def test_a_load_begins_with_what_is_known_of_another() -> None:
     assert half[1] / half[0] == pytest.approx(half[2] / half[1]), "in proportion to the rows"
 
 
+def timed(num_rows: int, num_drafted: int, step_s: float) -> StepTimed:
+    """A step that was predicted to take 0.1 s."""
+    return StepTimed(
+        num_rows=num_rows,
+        num_drafted=num_drafted,
+        num_accepted=0,
+        step_s=step_s,
+        predicted_s=0.1,
+        plain_s=0.1,
+    )
+
+
 def test_each_load_has_a_contrast_of_its_own_and_a_gap_counts_once() -> None:
     times = RoundTimes()
     for n in range(200):
         drafted = 8 * (n % 2)
         times.gap(3e-3, 0.0)
-        times.step(8, num_drafted=drafted, step_s=0.1 * 1.3 ** (n % 2), predicted_s=0.1)
-        times.step(8, num_drafted=drafted, step_s=9.0, predicted_s=0.1)  # no gap: not a round
+        step_s = 0.1 * 1.3 ** (n % 2)
+        assert times.step(timed(8, drafted, step_s)) == pytest.approx(step_s + 3e-3)
+        assert times.step(timed(8, drafted, 9.0)) is None, "no gap: not a round"
         times.gap(3e-3, None)
-        times.step(2, num_drafted=2, step_s=9.0, predicted_s=0.1)  # nobody knew what to expect
+        assert times.step(timed(2, 2, 9.0)) is None, "nobody knew what to expect"
     assert times.slow_down == pytest.approx(1.3, rel=0.03)
     assert times.rest.seconds == pytest.approx(3e-3)
     assert times.at(64).slow_down == times.at(8).slow_down, "not met yet: as its like"
     times.gap(3e-3, 0.0)
-    times.step(64, num_drafted=0, step_s=0.3, predicted_s=0.1)
+    times.step(timed(64, 0, 0.3))
     assert times.at(64).share != times.at(8).share

@@ -18,7 +18,7 @@ def pareto(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import comparing  # type: ignore[import-not-found]
     import pareto  # type: ignore[import-not-found]
 
-    monkeypatch.setattr(comparing, "LEAST_MEASURE_S", 0.05)
+    monkeypatch.setattr(comparing, "IN_BLOCKS", 1)
     module: ModuleType = pareto
     return module
 
@@ -32,13 +32,22 @@ def test_pareto_measures_what_its_report_lacks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "pareto.json"
-    command = ["pareto.py", "--out", str(out), "--address", address, "--minutes", "0.001"]
-    command += ["--users", "1", "2", "--settle", "0.01"]
+    command = ["pareto.py", "--out", str(out), "--address", address, "--cycles", "2"]
+    command += ["--users", "1", "2", "--settle", "0.01", "--measure", "0.05", "--per-user", "0"]
     monkeypatch.setattr("sys.argv", [*command, "--repeats", "2"])
     assert pareto.main() == 0
-    assert "adaptive / best fixed" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "adaptive / best fixed" in printed
+    assert "none / plain" in printed
     report = json.loads(out.read_text())
-    assert len(report["blocks"]) == 2 * 2 * 5
+    blocks = report["blocks"]
+    few = [block for block in blocks if block["users"] == 1]
+    many = [block for block in blocks if block["users"] == 2]
+    assert len(few) == 2 * 2 * 6
+    controls = [block["setting"] for block in many if block.get("control")]
+    assert sorted(controls) == ["none", "none", "plain", "plain"]
+    assert len(many) == 2 * 2 * 5 + 4
+    assert {ratio["pairs"] for ratio in report["summary"]["adaptive_to"]} == {4}
     assert str(tmp_path) not in out.read_text(), "no path of this machine"
     (ratio,) = (r for r in report["summary"]["adaptive_to"] if (r["users"], r["to"]) == (1, "none"))
     assert ratio["required"] == 0.97
@@ -52,8 +61,14 @@ def test_pareto_measures_what_its_report_lacks(
     monkeypatch.setattr("sys.argv", [*command, "--repeats", "3"])
     assert pareto.main() == 0
     longer = json.loads(out.read_text())["blocks"]
-    assert longer[:20] == report["blocks"]
-    assert {block["repeat"] for block in longer[20:]} == {2}
+    assert longer[: len(blocks)] == blocks
+    assert {block["repeat"] // 2 for block in longer[len(blocks) :]} == {2}
+
+    hurried = tmp_path / "hurried.json"
+    monkeypatch.setattr("sys.argv", [*command, "--out", str(hurried), "--minutes", "0"])
+    assert pareto.main() == 0
+    assert "go on with the same command" in capsys.readouterr().out
+    assert len(json.loads(hurried.read_text())["blocks"]) in (len(few) / 2, len(many) / 2)
 
     monkeypatch.setattr("sys.argv", [*command, "--seed", "5"])
     assert pareto.main() == 2
