@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ from dspark.demo.prompts import PROMPTS
 
 Report = dict[str, Any]
 
+ALONE = 8
+"""Cycles of settings in a load of their own."""
 IN_BLOCKS = 8
 """Up to so many users settings are compared in blocks that start afresh and ask the same: what the
 texts are like is most of the noise there, and starting takes little. With more users texts even
@@ -43,8 +46,10 @@ class Comparison:
 
     settings: Sequence[Setting]
     controls: Sequence[Setting] = ()
-    """Compared with each other in blocks, also where the settings take turns: what differs in what
-    is asked."""
+    """Compared with the first setting in blocks, also where the settings take turns: what differs
+    in what is asked."""
+    alone: Sequence[str] = ()
+    """Settings that take turns in loads of their own besides, where nothing else teaches them."""
     users: Sequence[int]
     summarise: Callable[[list[dict[str, Any]]], dict[str, Any]]
     """Blocks to the report's ``summary``."""
@@ -57,7 +62,9 @@ class Comparison:
 def add_arguments(parser: argparse.ArgumentParser, *, users: Sequence[int]) -> None:
     """Flags of both scripts."""
     parser.add_argument("--out", type=Path, required=True, metavar="JSON", help="goes on if there")
-    parser.add_argument("--minutes", type=float, default=45.0, help="begin nothing new then")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="nothing is begun that would end later"
+    )
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--cycles", type=int, default=4, help="of all settings, in each repeat")
     parser.add_argument("--users", type=int, nargs="+", default=list(users))
@@ -97,6 +104,7 @@ def _begin(args: argparse.Namespace, comparison: Comparison) -> Report:
         "settings": [asdict(setting) for setting in comparison.settings],
         "controls": [asdict(setting) for setting in comparison.controls],
         "cycles": args.cycles,
+        "timing_s": [args.settle, args.measure, args.per_user],
         "temperatures": args.temperature,
         "max_tokens": args.max_tokens,
         "prompts": args.prompts.name if args.prompts else "demo",
@@ -142,7 +150,7 @@ async def _measure(
         max_tokens=args.max_tokens,
         seed=args.seed,
     )
-    done = {(block["repeat"] // args.cycles, block["users"]) for block in report["blocks"]}
+    done = {(block["unit"], block["users"]) for block in report["blocks"]}
     plan = [
         unit
         for unit in units(comparison.settings, args.users, args.repeats, args.seed)
@@ -161,7 +169,7 @@ async def _measure(
             left_s = taken_s / place * (len(plan) - place) if place else 0.0
             left = f", about {left_s / 60:.0f} min left" if place else ""
             print(f"repeat {unit.repeat}, {unit.users} users{left}")
-            found = [block async for block in bench.unit(unit)]
+            found = [block | {"unit": unit.repeat} async for block in bench.unit(unit)]
             report["blocks"] += found
             write_json(args.out, report)
         await client.set_scheduling(dict(base))
@@ -180,6 +188,8 @@ class _Bench:
     ) -> None:
         self._blocks = Blocks(client, mix, base)
         self._turns = Turns(client, mix, base, comparison.settings)
+        alone = [setting for setting in comparison.settings if setting.name in comparison.alone]
+        self._alone = Turns(client, mix, base, alone)
         self._args = args
         self._comparison = comparison
 
@@ -193,16 +203,25 @@ class _Bench:
             async for block in self._in_blocks(everything, unit, timing, args.cycles):
                 yield block
             return
-        async for found in self._turns.measure(
-            repeat=unit.repeat, users=unit.users, cycles=args.cycles, timing=timing
-        ):
-            for block in found:
-                _say(block)
-                yield block
+        async for block in self._by_turns(self._turns, unit, timing, args.cycles):
+            yield block
+        if comparison.alone:
+            async for block in self._by_turns(self._alone, unit, timing, ALONE):
+                yield block | {"alone": True}
         if comparison.controls:
             controls = [comparison.settings[0], *comparison.controls]
             async for block in self._in_blocks(controls, unit, timing, 1):
                 yield block | {"control": True}
+
+    async def _by_turns(
+        self, turns: Turns, unit: Unit, timing: Timing, cycles: int
+    ) -> AsyncIterator[dict[str, Any]]:
+        async for found in turns.measure(
+            repeat=unit.repeat, users=unit.users, cycles=cycles, timing=timing
+        ):
+            for block in found:
+                _say(block)
+                yield block
 
     async def _in_blocks(
         self, settings: Sequence[Setting], unit: Unit, timing: Timing, cycles: int
@@ -210,8 +229,8 @@ class _Bench:
         by_name = {setting.name: setting for setting in settings}
         for cycle in range(cycles):
             repeat = unit.repeat * self._args.cycles + cycle
-            (order,) = units(settings, [unit.users], 1, seed=self._args.seed + repeat)
-            for name in order.order:
+            draw = random.Random(f"blocks/{self._args.seed}/{repeat}/{unit.users}")
+            for name in draw.sample(sorted(by_name), len(by_name)):
                 block = await self._blocks.measure(
                     by_name[name], repeat=repeat, users=unit.users, timing=timing
                 )

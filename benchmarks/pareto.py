@@ -6,9 +6,11 @@ One server with the embedded pair at 1, 4, 16 and 64 users; ``none`` (nothing is
 ``fixed:2``, ``fixed:4`` and ``full`` (always drafted, so many verified) and ``adaptive`` (all
 defaults) are compared in blocks that ask the same (few users, `dspark.bench.interleaved`) or take
 turns under one load (many, `dspark.bench.turns`). ``plain`` is ``none`` for requests that never
-could be drafted for, whose features thus go nowhere: what keeping that door open costs. The report
-holds every block, the means and the paired ratios with their lower 90% bounds; ``best fixed`` is
-chosen at each number of users in hindsight. Run it on an otherwise idle machine.
+could be drafted for, whose features thus go nowhere: what keeping that door open costs. Where
+settings take turns, ``none alone`` compares the two in a load where nothing else drafts. The report
+holds every block, the means and the paired ratios with their lower 90% bounds, prompts levelled
+(`dspark.bench.comparison.levelled`); ``best fixed`` is chosen at each number of users in hindsight.
+Run it on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 import comparing
 
 from cluster.errors import DSparkError
-from dspark.bench.comparison import best_of, crowds, draw_frontier, rates_by_setting, ratios_to
+from dspark.bench.comparison import crowds, draw_frontier, rates_by_setting, ratios_to
 from dspark.bench.interleaved import Setting
 
 USERS = (1, 4, 16, 64)
@@ -37,6 +39,8 @@ SETTINGS = (
 PLAIN = Setting(name="plain", scheduling={"policy": "none"}, asked={"draft": False})
 REQUIRED = {
     "none": dict.fromkeys(USERS, 0.97),
+    "none alone": dict.fromkeys(USERS, 0.97),
+    "plain": {1: 0.97, 4: 0.97},
     "full": {1: 0.97, 64: 1.15},
     "best fixed": dict.fromkeys(USERS, 0.97),
 }
@@ -45,22 +49,26 @@ REQUIRED = {
 
 def summarise(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     """Means, and adaptive's ratios to everything else; a bound takes two pairs."""
-    everything = blocks
-    blocks = [b for b in everything if not b.get("control") and b["setting"] != PLAIN.name]
-    ratios = ratios_to(blocks, "adaptive", ("none", *FIXED, "full"))
-    for users in crowds(blocks):
-        best = best_of(blocks, users, FIXED)
-        (ratio,) = (r for r in ratios if (r["users"], r["to"]) == (users, best))
-        ratios.append(ratio | {"to": "best fixed"})
+    few = [b for b in blocks if b["users"] <= comparing.IN_BLOCKS]
+    controls = [b for b in blocks if b.get("control")]
+    alone = [b for b in blocks if b.get("alone")]
+    settings = [
+        b for b in blocks if not (b.get("control") or b.get("alone") or b["setting"] == PLAIN.name)
+    ]
+    ratios = ratios_to(settings, "adaptive", ("none", *FIXED, "full"))
+    for users in crowds(settings):
+        fixed = [r for r in ratios if r["users"] == users and r["to"] in FIXED]
+        ratios.append(min(fixed, key=lambda r: float(r["ratio"])) | {"to": "best fixed"})
+    ratios += ratios_to(few, "adaptive", (PLAIN.name,))
+    ratios += [r | {"to": "none alone"} for r in ratios_to(alone, "adaptive", ("none",))]
     for ratio in ratios:
         required = REQUIRED.get(ratio["to"], {}).get(ratio["users"])
         if required is not None and ratio["lower"] is not None:
             ratio |= {"required": required, "holds": ratio["lower"] >= required}
-    few = [b for b in everything if b["users"] <= comparing.IN_BLOCKS or b.get("control")]
     return {
-        "rates": rates_by_setting(blocks),
+        "rates": rates_by_setting(settings),
         "adaptive_to": ratios,
-        "none_to_plain": ratios_to(few, "none", (PLAIN.name,)),
+        "none_to_plain": ratios_to([*few, *controls], "none", (PLAIN.name,)),
     }
 
 
@@ -78,7 +86,7 @@ def lines(summary: dict[str, Any]) -> Iterator[str]:
             lower = "" if ratio["lower"] is None else f", 90% bound {ratio['lower']:.3f}"
             verdict = "" if "holds" not in ratio else ("  ok" if ratio["holds"] else "  MISSED")
             sides = f"{ratio['users']:3d} users: {ours} / {ratio['to']:<10s}"
-            yield f"{sides} = {ratio['ratio']:.3f}{lower}{verdict}"
+            yield f"{sides} = {ratio['ratio']:.3f}{lower}, raw {ratio['raw_ratio']:.3f}{verdict}"
 
 
 def draw(report: dict[str, Any]) -> bytes:
@@ -96,6 +104,7 @@ def main() -> int:
     comparison = comparing.Comparison(
         settings=SETTINGS,
         controls=(PLAIN,),
+        alone=("none", "adaptive"),
         users=USERS,
         summarise=summarise,
         lines=lines,

@@ -17,11 +17,12 @@ from router.draft_plan import DraftPlan
 from router.lane_request import LaneRequest
 
 _LOSS: Final = 0.003
-"""Share of throughput that drafted rounds may cost where drafting does not pay. They come in pairs.
-"""
+"""Plain rounds that each of a pair of probes may cost, on average over all rounds, where drafting
+does not pay."""
 _LOSS_GAIN: Final = 0.2
-_MOST_LOST: Final = 2.0
-"""Rounds; one freak counts for no more."""
+_FREAK: Final = 8.0
+"""A loss counts as at most so many times what is known, and a round."""
+_LEAST_GAIN: Final = 0.1
 _MOST: Final = 1 / 64
 _PART: Final = 1 / 8
 _LEAST: Final = 4
@@ -36,28 +37,29 @@ _CLEARLY_PAYS: Final = 1.3
 
 
 class ProbeLosses:
-    """What drafted rounds have cost a lane without drafts, in plain rounds: a running mean for each
-    binary order of the number of rows, a few rows asked or more.
+    """What probes have cost a lane without drafts, in plain rounds: a running mean for each binary
+    order of the number of rows, a few rows asked or more.
 
-    That is more than the plan expects of as many drafts round by round: before the blocks of a
-    probe the drafter has everything to catch up with that came since the one before.
+    That is more than the plan expects of a drafted round: before the blocks of a probe the drafter
+    has everything to catch up with that came since the one before. The first ones hardly count by
+    themselves, for one freak would stand for long: what is dear is rarely tried again.
     """
 
     def __init__(self) -> None:
         self._lost: dict[tuple[int, bool], float] = {}
         self._num: Counter[tuple[int, bool]] = Counter()
 
-    def observe(self, num_rows: int, num_drafted: int, lost_rounds: float) -> None:
-        """A drafted round took so much longer, less what its drafts gave."""
-        key = _kind(num_rows, num_drafted)
-        lost = min(max(lost_rounds, -1.0), _MOST_LOST)
-        self._num[key] += 1
+    def observe(self, num_rows: int, num_asked: int, lost_rounds: float) -> None:
+        """A round for which so many were asked took so much longer, less what its drafts gave."""
+        key = _kind(num_rows, num_asked)
         before = self._lost.get(key, 0.0)
-        self._lost[key] = before + max(_LOSS_GAIN, 1 / self._num[key]) * (lost - before)
+        lost = min(max(lost_rounds, -1.0), 1.0 + _FREAK * max(before, 0.0))
+        self._num[key] += 1
+        self._lost[key] = before + max(_LOSS_GAIN, 1 / (1 + self._num[key])) * (lost - before)
 
-    def at(self, num_rows: int, num_drafted: int) -> float:
+    def at(self, num_rows: int, num_asked: int) -> float:
         """Rounds that such a round loses; 0 where none was seen."""
-        return self._lost.get(_kind(num_rows, num_drafted), 0.0)
+        return self._lost.get(_kind(num_rows, num_asked), 0.0)
 
 
 def probe(
@@ -116,12 +118,12 @@ def num_sampled(num_rows: int) -> int:
 
 def _rate(plan: DraftPlan, num_asked: int, lost_rounds: float) -> float:
     """How often so many may be asked though that does not pay."""
-    num_asked = min(num_asked, len(plan.gains) - 1)
-    return min(_MOST, _LOSS / max(1 - float(plan.gains[num_asked]), lost_rounds, _LOSS))
+    gain = max(float(plan.gains[min(num_asked, len(plan.gains) - 1)]), _LEAST_GAIN)
+    return min(_MOST, _LOSS / max(1 / gain - 1, lost_rounds, _LOSS))
 
 
-def _kind(num_rows: int, num_drafted: int) -> tuple[int, bool]:
-    return num_rows.bit_length(), num_drafted > num_sampled(num_rows)
+def _kind(num_rows: int, num_asked: int) -> tuple[int, bool]:
+    return num_rows.bit_length(), num_asked > num_sampled(num_rows)
 
 
 def _draw(requests: Sequence[LaneRequest], *, index: int = 0) -> NDArray[np.float64]:

@@ -80,6 +80,10 @@ class DraftGate:
         """Requests of a lane without drafts that are to be asked for once more."""
         self._probed: set[int] = set()
         """Requests for which was decided otherwise, to learn from the round that comes of it."""
+        self._tried: set[int] = set()
+        """Requests asked for last by a probe of a lane that would ask for nothing."""
+        self._on_trial: set[int] = set()
+        """Those whose blocks, or lack of them, are in a step now."""
         self._losses = ProbeLosses()
         self._rhythm = GateRhythm()
         self._drafting = Drafting(np.zeros(1), np.zeros(1))
@@ -88,6 +92,8 @@ class DraftGate:
 
     def configure(self, scheduling: SchedulingConfig) -> None:
         """Follow this from the next step on."""
+        if self._outlook.scheduling.gate_drafts != scheduling.gate_drafts:
+            self._chosen.clear()  # nobody was chosen while all were asked
         self._scheduling = scheduling
         self._outlook.scheduling = scheduling
 
@@ -108,6 +114,10 @@ class DraftGate:
         rids = {request.rid for request in mine}
         due = self._rhythm.tick(decoding.load.num_rows)
         gates = self._scheduling.gate_drafts
+        tried = self._asked.intersection([request.rid for request in rows])
+        if tried and tried <= self._tried:
+            self._on_trial |= tried
+        self._tried -= tried
         chosen = rids & self._chosen if gates else rids
         if due or not self._probed.isdisjoint(request.rid for request in rows):
             if gates and mine:
@@ -155,6 +165,8 @@ class DraftGate:
         )
         self._chosen = (self._chosen - rids) | chosen
         probed = self._probe(mine, chosen, plan, num_rows)
+        if not chosen:
+            self._tried |= probed
         self._counters.num_draft_probes += len(probed ^ chosen)
         self._probed |= probed ^ chosen
         return probed
@@ -227,10 +239,12 @@ class DraftGate:
     def time_step(self, step: StepTimed) -> None:
         """How long a step took, after the gap of which `time_gap` was told."""
         round_s = self._round_times.step(step)
-        if round_s is not None and step.num_drafted and not self._chosen:
+        trial = bool(step.asked) and step.asked <= self._on_trial
+        self._on_trial -= step.asked
+        if round_s is not None and trial:
             plain_s = step.plain_s + self._round_times.rest.seconds
             tokens = 1 + step.num_accepted / step.num_rows
-            self._losses.observe(step.num_rows, step.num_drafted, round_s / plain_s - tokens)
+            self._losses.observe(step.num_rows, len(step.asked), round_s / plain_s - tokens)
 
     def time_gap(self, gap_s: float, num_asked: int) -> None:
         """How long the verifier lay idle though there was work.
@@ -251,6 +265,8 @@ class DraftGate:
         self._chosen.discard(rid)
         self._probed.discard(rid)
         self._probed_once.discard(rid)
+        self._tried.discard(rid)
+        self._on_trial.discard(rid)
         self._promised.pop(rid, None)
 
     def figures(self) -> dict[str, float]:

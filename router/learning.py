@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from cluster.wire import StepResult
 from router.counters import LaneCounters
@@ -13,6 +12,7 @@ from router.gating import DraftGate
 from router.lane_request import Emission, Outcome
 from router.round_times import StepTimed
 from router.row_means import RowMeans
+from router.step_load import StepLoad
 from router.step_result import load_of
 from router.throughput import ThroughputProfile
 
@@ -73,15 +73,27 @@ class Learning:
         if self._gate is not None:
             self._gate.judge(rounds)
             num_draft = sum([o.num_verified for o in rounds])
-            plain = replace(load, num_tokens=load.num_tokens - num_draft)
             self._gate.time_step(
                 StepTimed(
                     num_rows=load.num_rows,
                     num_drafted=sum([o.num_proposed > 0 for o in rounds]),
+                    asked=flight.drafting,
                     num_accepted=sum([o.num_accepted for o in rounds]),
                     step_s=result.step_s,
                     predicted_s=predicted_s,
-                    plain_s=predicted_s if num_draft == 0 else self._profile.step_s(plain),
+                    plain_s=self._profile.step_s(_plain(load, num_draft))
+                    if num_draft
+                    else predicted_s,
                 )
             )
         self._profile.record(load, result.step_s)
+
+
+def _plain(load: StepLoad, num_draft: int) -> StepLoad:
+    """The same step without its drafts."""
+    return StepLoad(
+        num_rows=load.num_rows,
+        num_tokens=load.num_rows + load.num_prefill,
+        num_prefill=load.num_prefill,
+        sum_context=max(load.sum_context - num_draft, 0),
+    )

@@ -26,8 +26,10 @@ class StepTimed:
     num_rows: int
     num_drafted: int
     """Rows that blocks were drafted for before it, or beside it."""
+    asked: frozenset[int]
+    """Ids of those for which one was asked, whether it came or not."""
     num_accepted: int
-    """Of their drafts."""
+    """Drafts, of all rows."""
     step_s: float
     predicted_s: float
     plain_s: float

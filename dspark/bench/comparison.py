@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from io import BytesIO
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dspark.bench.figures import Figure
 from dspark.bench.ratios import paired_ratio
 
+F64 = NDArray[np.float64]
+
 _DPI: Final = 130
+_LEAST_RATE: Final = 1e-9
+"""Of a block without a token: its ratios are beyond belief, as they should be."""
+_LEAST_REPEATS: Final = 8
+"""That tell what a prompt token takes."""
 _COLOURS: Final = ("#999999", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#0072B2", "#CC79A7")
 
 
@@ -46,25 +53,90 @@ def rates_by_setting(blocks: Sequence[Figure]) -> list[Figure]:
 
 
 def ratios_to(blocks: Sequence[Figure], ours: str, others: Sequence[str]) -> list[Figure]:
-    """Paired ratios of total tokens/s, ``ours`` over each of the others, by number of users."""
+    """Paired ratios of total tokens/s, ``ours`` over each of the others, by number of users.
+
+    ``ratio`` and ``lower`` are of rates with prompts levelled (`levelled`), ``raw_ratio`` and
+    ``raw_lower`` of those that were seen.
+    """
+    blocks = levelled(blocks)
     found = []
     for users in crowds(blocks):
         for other in others:
-            pairs = _pairs(blocks, users, ours, other)
+            pairs = _pairs(blocks, users, ours, other, "levelled_tokens_per_s")
             if pairs:
                 ratio = paired_ratio(*zip(*pairs, strict=True))
-                found.append({"users": users, "to": other, **asdict(ratio)})
+                seen = _pairs(blocks, users, ours, other, "tokens_per_s_total")
+                raw = paired_ratio(*zip(*seen, strict=True))
+                found.append(
+                    {
+                        "users": users,
+                        "to": other,
+                        **asdict(ratio),
+                        "raw_ratio": raw.ratio,
+                        "raw_lower": raw.lower,
+                        "lower_by_load": _lower_by_load(blocks, users, ours, other),
+                    }
+                )
     return found
 
 
-def best_of(blocks: Sequence[Figure], users: int, candidates: Sequence[str]) -> str:
-    """The candidate with most tokens/s at so many users, in hindsight."""
+def _lower_by_load(blocks: Sequence[Figure], users: int, ours: str, other: str) -> float | None:
+    """The bound if all pairs of one load (``load`` of a block; by itself without) count as one:
+    what users and state of a load have in common is no fluke of every pair."""
     here = [block for block in blocks if block["users"] == users]
+    load_of = {block["repeat"]: int(block.get("load", block["repeat"])) for block in here}
+    loads = []
+    for load in sorted(set(load_of.values())):
+        mine = [block for block in here if load_of[block["repeat"]] == load]
+        if pairs := _pairs(mine, users, ours, other, "levelled_tokens_per_s"):
+            loads.append(paired_ratio(*zip(*pairs, strict=True)).ratio)
+    return paired_ratio(loads, [1.0] * len(loads)).lower
 
-    def speed(name: str) -> float:
-        return _mean([b for b in here if b["setting"] == name], "tokens_per_s_total") or 0.0
 
-    return max(candidates, key=speed)
+def levelled(blocks: Sequence[Figure]) -> list[Figure]:
+    """The blocks with ``levelled_tokens_per_s``: the rate if a block had met as many prompt tokens,
+    for each token that it emitted, as all blocks of its number of users did together.
+
+    In the long run every setting computes a prompt for each answer. In a few seconds it is chance
+    how many prompts come, and a prompt token takes as long as a decoded one or longer: most of what
+    blocks of one setting differ by, where many users ask. A control variate: what a prompt token
+    takes is fitted to all settings at once (logarithms of rates, a level of its own for each
+    setting and each repeat), and expected to be due as often in each of them.
+    """
+    return [
+        block | {"levelled_tokens_per_s": rate}
+        for users in crowds(blocks)
+        for block, rate in _levelled([block for block in blocks if block["users"] == users])
+    ]
+
+
+def _levelled(here: Sequence[Figure]) -> Iterator[tuple[Figure, float]]:
+    """Blocks of one number of users with their levelled rates."""
+    seconds = np.array([block["measured_s"] for block in here])
+    rates = np.array([block["tokens_per_s_total"] for block in here])
+    prompts = np.array([block["counters"].get("num_prefill_tokens", 0.0) for block in here])
+    per_token = prompts.sum() / max(float(rates @ seconds), _LEAST_RATE)
+    due_per_s = rates * per_token - prompts / seconds
+    factor = np.exp(-_prompt_s(here, rates, due_per_s) * due_per_s)
+    yield from zip(here, (rates * factor).tolist(), strict=True)
+
+
+def _prompt_s(here: Sequence[Figure], rates: F64, due_per_s: F64) -> float:
+    """Seconds of a prompt token, by least squares; what is common to a setting or to a repeat is
+    no evidence. 0 where there are too few repeats to tell."""
+    seen = rates > 0
+    repeats = np.array([block["repeat"] for block in here])
+    if len(np.unique(repeats)) < _LEAST_REPEATS:
+        return 0.0
+    settings = np.array([block["setting"] for block in here])
+    x, y = due_per_s[seen], np.log(rates[seen])
+    for _ in range(2):  # once would do if every repeat had every setting
+        for group in (settings[seen], repeats[seen]):
+            for value in np.unique(group):
+                x[group == value] -= x[group == value].mean()
+                y[group == value] -= y[group == value].mean()
+    spread = float(x @ x)
+    return max(float(x @ y) / spread, 0.0) if spread else 0.0
 
 
 def crowds(blocks: Sequence[Figure]) -> list[int]:
@@ -154,13 +226,13 @@ def draw_ratios(found: Sequence[Figure], title: str) -> bytes:
 
 
 def _pairs(
-    blocks: Sequence[Figure], users: int, ours: str, other: str
+    blocks: Sequence[Figure], users: int, ours: str, other: str, rate: str
 ) -> list[tuple[float, float]]:
-    """Total tokens/s of both settings in each repeat that has both."""
+    """Tokens/s of both settings in each repeat that has both."""
     by: dict[str, dict[int, Any]] = {ours: {}, other: {}}
     for block in blocks:
         if block["users"] == users and block["setting"] in by:
-            by[block["setting"]][block["repeat"]] = block["tokens_per_s_total"]
+            by[block["setting"]][block["repeat"]] = block[rate]
     return [(value, by[other][r]) for r, value in sorted(by[ours].items()) if r in by[other]]
 
 

@@ -48,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """All settings at one number of users, once: what is measured in one go."""
+    """All settings at one number of users, once or a few times: what is measured in one go."""
 
     repeat: int
     users: int

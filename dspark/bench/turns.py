@@ -1,4 +1,4 @@
-"""Settings that take turns under one load that never stops, pair by pair within seconds.
+"""Settings that take turns of some seconds under one load that never stops.
 
 `dspark.bench.interleaved` starts every setting afresh; on a machine whose speed drifts, blocks of
 ten seconds that lie a minute apart differ by more than what is to be told apart. Here the users go
@@ -7,7 +7,8 @@ each cycle; what follows a switch is not counted, and ratios are taken cycle by 
 be switched between two steps can be compared so: scheduling, not what requests ask for.
 
 A setting finds what earlier turns of its own have taught, and what all of them have taught the
-profiles: it is compared as it is after a while, not as it starts.
+profiles and the draft gate: it is compared as it is after a while, not as it starts, and one that
+rarely drafts knows more than by itself. Two settings in a load of their own say whether it matters.
 """
 
 from __future__ import annotations
@@ -86,6 +87,11 @@ class Turns:
                     changes = self._settings[name].scheduling
                     await self._client.set_scheduling(dict(self._base) | dict(changes))
                     figures = await count(self._client, load, timing)
-                    label = {"repeat": repeat * cycles + cycle, "users": users, "setting": name}
+                    label = {
+                        "repeat": repeat * cycles + cycle,
+                        "load": repeat,
+                        "users": users,
+                        "setting": name,
+                    }
                     found.append(label | figures | {"took_s": load.clock() - began_s})
                 yield found

@@ -51,6 +51,8 @@ class GateWorld:
     seed: int = 0
     scheduling: SchedulingConfig = ONE_GROUP
     late: bool = False
+    catch_up_s: float = 0.0
+    """Of a row, for each round since its last block."""
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
@@ -72,6 +74,8 @@ class GateWorld:
             device="d",
         )
         self.requests: list[LaneRequest] = []
+        self._waiting: list[int] = []
+        self._missed: dict[int, int] = {}
         self.num_asked: list[int] = []
         self.now = 0.0
         self.num_tokens = 0
@@ -109,6 +113,7 @@ class GateWorld:
             StepTimed(
                 num_rows=len(rows),
                 num_drafted=num_drafted,
+                asked=frozenset(self._waiting),
                 num_accepted=sum(outcome.num_accepted for outcome in outcomes),
                 step_s=step_s,
                 predicted_s=self.profile.step_s(done),
@@ -118,10 +123,15 @@ class GateWorld:
         self.profile.record(done, step_s)
         self.now += step_s
         self.num_asked.append(sum(asked))
-        self._draft([r for r, yes in zip(rows, asked, strict=True) if yes])
+        wanted = [r for r, yes in zip(rows, asked, strict=True) if yes]
+        self._waiting = [request.rid for request in wanted]
+        self._draft(wanted)
 
     def _draft(self, wanted: list[LaneRequest]) -> None:
         latency_s = self.latency_s(len(wanted)) if wanted else 0.0
+        for request in self.requests:
+            self._missed[request.rid] = self._missed.get(request.rid, 0) + 1
+        latency_s += self.catch_up_s * sum(self._missed.pop(r.rid) - 1 for r in wanted)
         self.gate.time_gap(latency_s, len(wanted))
         self.now += latency_s
         for request in wanted:

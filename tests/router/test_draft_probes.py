@@ -52,20 +52,23 @@ def share_of_rounds(losses: ProbeLosses, loss: float, *, num: int = 8_000) -> fl
 def test_a_probe_is_as_rare_as_it_was_seen_to_cost() -> None:
     losses = ProbeLosses()
     assert share_of_rounds(losses, 0.02) == pytest.approx(1 / 64, rel=0.25), "the most often"
-    for _ in range(20):
+    for _ in range(40):
         losses.observe(NUM, 4, 0.6)
-    assert losses.at(NUM, 4) == pytest.approx(0.6)
+    assert losses.at(NUM, 4) == pytest.approx(0.6, rel=1e-3)
     assert losses.at(NUM, NUM) == 0.0, "of asking all, nothing is known"
     assert losses.at(4 * NUM, 4) == 0.0, "nor of another load"
     # A few: 0.003 / 0.6. All: an eighth of 1/64, for they are believed to lose 0.02.
     assert share_of_rounds(losses, 0.02) == pytest.approx(0.005, rel=0.3)
-    assert share_of_rounds(losses, 0.9) == pytest.approx(0.003 / 0.9, rel=0.4), "the worse counts"
+    assert share_of_rounds(losses, 0.5) == pytest.approx(0.003, rel=0.4), "the worse counts"
 
 
-def test_no_round_counts_for_more_than_two_and_gains_lose_nothing() -> None:
+def test_a_freak_hardly_counts_a_lasting_loss_is_followed_and_gains_lose_nothing() -> None:
     losses = ProbeLosses()
     losses.observe(NUM, 4, 1e9)
-    assert losses.at(NUM, 4) == 2.0
+    assert losses.at(NUM, 4) == 0.5, "half a round"
+    for _ in range(12):
+        losses.observe(NUM, 4, 30.0)
+    assert losses.at(NUM, 4) > 20
     for _ in range(60):
         losses.observe(NUM, 4, -0.5)
     assert losses.at(NUM, 4) == pytest.approx(-0.5, abs=0.01)

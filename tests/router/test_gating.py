@@ -183,6 +183,46 @@ def test_probes_are_rare_where_they_cost_and_are_counted() -> None:
     assert world.counters.num_draft_probes - before == sum(world.num_asked)
 
 
+def test_probes_are_as_rare_as_catching_up_before_them_is_dear() -> None:
+    """What the plan expects of a drafted round says nothing of it: it has to be seen."""
+    shares = []
+    for catch_up_s in (0.0, 5e-5):
+        world = make(steady(0.02), 16, catch_up_s=catch_up_s, **SHARED_CORES)
+        world.run(1500)
+        world.num_asked.clear()
+        rate = world.run(4000)
+        shares.append(np.mean(np.array(world.num_asked) > 0))
+        assert shares[-1] > 0
+        assert rate > 0.985 * plain_rate(world, 16)
+    assert shares[1] < 0.5 * shares[0]
+
+
+def test_only_probes_count_as_such() -> None:
+    """Not rounds of a lane whose gate is off, nor those of one that drafts because it pays."""
+    world = make(steady(0.02), 16, **SHARED_CORES)
+    world.run(300)
+    seen = dict(world.gate._losses._num)
+    assert sum(seen.values()) > 0
+    world.gate.configure(ALWAYS)
+    world.run(200)
+    more = sum(world.gate._losses._num.values()) - sum(seen.values())
+    assert more <= 1, "a probe that was under way"
+    assert not world.gate._tried | world.gate._on_trial
+    pays = make(steady(0.9), 4, **SHARED_CORES)
+    pays.run(300)
+    assert np.mean(pays.num_asked[-200:]) > 3.5
+    assert not pays.gate._losses._num
+
+
+def test_a_probe_whose_blocks_do_not_come_counts_too() -> None:
+    world = make(steady(0.02), 16, **SHARED_CORES)
+    world.run(300)
+    before = sum(world.gate._losses._num.values())
+    world.late = True
+    world.run(1000)
+    assert sum(world.gate._losses._num.values()) > before
+
+
 def test_the_same_history_gives_the_same_decisions() -> None:
     runs = [make(mixed(0.3, 0.8), 8, seed=3, **COMPUTE_BOUND) for _ in range(2)]
     for world in runs:
@@ -223,6 +263,7 @@ def test_nothing_is_kept_of_requests_that_ended() -> None:
     world.resize(0)
     gate = world.gate
     assert not gate._asked | gate._chosen | gate._probed | gate._promised.keys()
+    assert not gate._tried | gate._on_trial
     assert gate._worth._rows == {}
     world.resize(8)
     assert len(gate._worth._weight) == 16, "table rows are used again"

@@ -75,6 +75,7 @@ def timed(num_rows: int, num_drafted: int, step_s: float) -> StepTimed:
     return StepTimed(
         num_rows=num_rows,
         num_drafted=num_drafted,
+        asked=frozenset(range(num_drafted)),
         num_accepted=0,
         step_s=step_s,
         predicted_s=0.1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cluster.errors import Overloaded, Unavailable
@@ -12,9 +13,9 @@ from dspark.async_client import AsyncClient
 from dspark.bench import interleaved
 from dspark.bench.asks import Mix
 from dspark.bench.comparison import (
-    best_of,
     draw_frontier,
     draw_ratios,
+    levelled,
     rates_by_setting,
     ratios_to,
 )
@@ -89,6 +90,7 @@ def made_block(users: int, setting: str, repeat: int, total: float, **more: Any)
         "repeat": repeat,
         "tokens_per_s_total": total,
         "tokens_per_s_user": total / users,
+        "measured_s": 5.0,
         "accepted_length": None,
         "counters": counters,
         **more,
@@ -112,8 +114,70 @@ def test_means_and_paired_ratios() -> None:
     for ratio in ratios_to(BLOCKS, "full", ("none",)):
         assert ratio["ratio"] == pytest.approx(1.2)
         assert ratio["lower"] == pytest.approx(1.2), "what drifts from repeat to repeat cancels"
-    assert best_of(BLOCKS, 4, ("none", "half")) == "half"
-    assert best_of(BLOCKS, 1, ("none", "full", "half")) == "full"
+
+
+def prompted(setting: str, speed: float, repeat: int, prompts: float, seconds: float) -> Figure:
+    """So many seconds at so many tokens/s, but for 2 ms of them that each prompt token takes."""
+    total = speed * (seconds - 0.002 * prompts) / seconds
+    made = made_block(64, setting, repeat, total, measured_s=seconds)
+    return made | {"counters": made["counters"] | {"num_prefill_tokens": prompts}}
+
+
+def test_prompts_that_chance_brings_are_levelled() -> None:
+    random = np.random.default_rng(3)
+    blocks = [
+        prompted(
+            setting,
+            speed * drift,
+            repeat,
+            float(random.integers(200, 800)),
+            float(random.uniform(4, 8)),
+        )
+        for repeat, drift in enumerate(random.uniform(0.8, 1.2, 16))
+        for setting, speed in (("none", 200.0), ("ours", 202.0))
+    ]
+    (ratio,) = ratios_to(blocks, "ours", ("none",))
+    assert ratio["ratio"] == pytest.approx(1.01, abs=0.006)
+    assert ratio["ratio"] - ratio["lower"] < 0.25 * (ratio["raw_ratio"] - ratio["raw_lower"])
+    silent = blocks[0] | {"tokens_per_s_total": 0.0}
+    rates = [block["levelled_tokens_per_s"] for block in levelled(blocks)]
+    others = [block["levelled_tokens_per_s"] for block in levelled([silent, *blocks[1:]])]
+    assert others[0] == 0.0
+    assert others[1:] == pytest.approx(rates[1:], rel=0.03), "one without a token tells nothing"
+
+
+def test_a_setting_that_puts_prompts_off_does_not_gain_by_it() -> None:
+    """One that emits as many tokens and computes fewer prompts owes them: its rate is lowered."""
+    blocks = [
+        prompted(setting, 200.0, repeat, prompts + 100.0 * (-1) ** (repeat + (prompts > 450)), 5.0)
+        for repeat in range(8)
+        for setting, prompts in (("none", 500.0), ("ours", 400.0))
+    ]
+    (ratio,) = ratios_to(blocks, "ours", ("none",))
+    assert ratio["raw_ratio"] > 1.04
+    assert ratio["ratio"] == pytest.approx(1.0, abs=0.01)
+
+
+def test_few_repeats_do_not_tell_what_a_prompt_takes() -> None:
+    blocks = [
+        prompted(setting, 200.0, repeat, 100.0 * (repeat + 1), 5.0)
+        for repeat in range(7)
+        for setting in ("none", "ours")
+    ]
+    assert [b["levelled_tokens_per_s"] for b in levelled(blocks)] == pytest.approx(
+        [b["tokens_per_s_total"] for b in levelled(blocks)]
+    )
+
+
+def test_pairs_of_one_load_are_no_evidence_of_each_other() -> None:
+    """Two loads that differ in what they favour, four pairs each that hardly differ."""
+    blocks = [
+        made_block(1, setting, repeat, total) | {"load": repeat // 4}
+        for repeat in range(8)
+        for setting, total in (("none", 10.0 + 0.01 * repeat), ("ours", 9.0 + 2.0 * (repeat // 4)))
+    ]
+    (ratio,) = ratios_to(blocks, "ours", ("none",))
+    assert ratio["lower_by_load"] < 0.8 < ratio["lower"]
 
 
 def test_only_repeats_that_have_both_make_pairs() -> None:

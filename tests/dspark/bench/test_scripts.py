@@ -19,6 +19,7 @@ def pareto(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import pareto  # type: ignore[import-not-found]
 
     monkeypatch.setattr(comparing, "IN_BLOCKS", 1)
+    monkeypatch.setattr(comparing, "ALONE", 1)
     module: ModuleType = pareto
     return module
 
@@ -46,8 +47,16 @@ def test_pareto_measures_what_its_report_lacks(
     assert len(few) == 2 * 2 * 6
     controls = [block["setting"] for block in many if block.get("control")]
     assert sorted(controls) == ["none", "none", "plain", "plain"]
-    assert len(many) == 2 * 2 * 5 + 4
-    assert {ratio["pairs"] for ratio in report["summary"]["adaptive_to"]} == {4}
+    alone = [block["setting"] for block in many if block.get("alone")]
+    assert sorted(alone) == ["adaptive", "adaptive", "none", "none"]
+    assert len(many) == 2 * 2 * 5 + 4 + 4
+    ratios = report["summary"]["adaptive_to"]
+    assert {ratio["pairs"] for ratio in ratios if ratio["to"] != "none alone"} == {4}
+    assert [ratio["users"] for ratio in ratios if ratio["to"] == "none alone"] == [2]
+    assert [ratio["users"] for ratio in ratios if ratio["to"] == "plain"] == [1]
+    for users in (1, 2):
+        to = {ratio["to"]: ratio["ratio"] for ratio in ratios if ratio["users"] == users}
+        assert to["best fixed"] == min(to["fixed:2"], to["fixed:4"])
     assert str(tmp_path) not in out.read_text(), "no path of this machine"
     (ratio,) = (r for r in report["summary"]["adaptive_to"] if (r["users"], r["to"]) == (1, "none"))
     assert ratio["required"] == 0.97
@@ -62,7 +71,7 @@ def test_pareto_measures_what_its_report_lacks(
     assert pareto.main() == 0
     longer = json.loads(out.read_text())["blocks"]
     assert longer[: len(blocks)] == blocks
-    assert {block["repeat"] // 2 for block in longer[len(blocks) :]} == {2}
+    assert {block["unit"] for block in longer[len(blocks) :]} == {2}
 
     hurried = tmp_path / "hurried.json"
     monkeypatch.setattr("sys.argv", [*command, "--out", str(hurried), "--minutes", "0"])

@@ -37,8 +37,9 @@ async def test_every_cycle_has_every_setting_and_the_load_never_stops(
     orders = [tuple(block["setting"] for block in found) for found in cycles]
     assert all(sorted(order) == ["adaptive", "full", "none"] for order in orders)
     assert len(set(orders)) > 1, "in an order of its own"
-    first_turns = [r for r in fake.requests if r.chat.messages[0].content]
-    assert len(first_turns) > 2, "users ask again"
+    seeds = [request.sampling.seed for request in fake.requests]
+    assert len(seeds) > 2, "users ask again"
+    assert len(set(seeds)) == len(seeds), "and nobody begins anew"
     for found in cycles:
         for block in found:
             assert block["tokens"] > 0
