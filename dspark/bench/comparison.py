@@ -84,7 +84,9 @@ def _lower_by_load(blocks: Sequence[Figure], users: int, ours: str, other: str) 
     """The bound if all pairs of one load (``load`` of a block; by itself without) count as one:
     what users and state of a load have in common is no fluke of every pair."""
     here = [block for block in blocks if block["users"] == users]
-    load_of = {block["repeat"]: int(block.get("load", block["repeat"])) for block in here}
+    load_of: dict[int, int] = {
+        block["repeat"]: block.get("load", block["repeat"]) for block in here
+    }
     loads = []
     for load in sorted(set(load_of.values())):
         mine = [block for block in here if load_of[block["repeat"]] == load]
