@@ -85,7 +85,7 @@ def _lower_by_load(blocks: Sequence[Figure], users: int, ours: str, other: str) 
     what users and state of a load have in common is no fluke of every pair."""
     here = [block for block in blocks if block["users"] == users]
     load_of: dict[int, int] = {
-        block["repeat"]: block.get("load", block["repeat"]) for block in here
+        block["repeat"]: block["load" if "load" in block else "repeat"] for block in here
     }
     loads = []
     for load in sorted(set(load_of.values())):
