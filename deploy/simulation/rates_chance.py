@@ -15,20 +15,27 @@ import numpy as np
 from deploy.simulation.traces import LengthSpec
 
 _HAND: Final = 64
+_FEW: Final = 16
+"""A hand of lengths: there are fewer prompts than steps."""
 
 
 class Draws:
-    """Uniform numbers of (0, 1), level within every hand of `_HAND`."""
+    """Uniform numbers of (0, 1), level within every hand.
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    Args:
+        size: of a hand.
+    """
+
+    def __init__(self, rng: np.random.Generator, *, size: int = _HAND) -> None:
         self._rng = rng
+        self._size = size
         self._hand: list[float] = []
 
     def uniform(self) -> float:
         """The next one."""
         if not self._hand:
-            strata = self._rng.permutation(_HAND)
-            self._hand = ((strata + self._rng.random(_HAND)) / _HAND).tolist()
+            strata = self._rng.permutation(self._size)
+            self._hand = ((strata + self._rng.random(self._size)) / self._size).tolist()
         return self._hand.pop()
 
     def poisson(self, mean: float) -> int:
@@ -45,7 +52,7 @@ class Lengths:
     """Lengths of a law, level within every hand."""
 
     def __init__(self, law: LengthSpec, rng: np.random.Generator) -> None:
-        self._draws = Draws(rng)
+        self._draws = Draws(rng, size=_FEW)
         self._lengths = _levels(law)
 
     def next(self) -> int:

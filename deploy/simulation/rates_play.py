@@ -10,6 +10,7 @@ quicker than the events of all requests.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -50,6 +51,9 @@ class Play:
         self._clock = Clock()
         self._rngs = np.random.default_rng([num_requests, num_lanes, num_drafters])
         lengths = pair.lengths
+        # Of all lanes together: what each of them draws in a short play is not level yet.
+        self._draws = Draws(self._rng())
+        self._prompts = Lengths(lengths.prompt, self._rng())
         self._curve = CountedCurve(
             pair.verifier.curve,
             mean_context=lengths.mean_context,
@@ -76,12 +80,31 @@ class Play:
             (after - before) / span_s
             for before, after in zip(before_s, self._busy_s(), strict=True)
         ]
-        return Round.of(
+        played = Round.of(
             self._tallies,
             num_requests=self._num_requests,
             verifier_busy=_mean(shares[:num_lanes]),
             drafter_busy=_mean(shares[num_lanes:]),
             drafting=bool(self._drafters),
+        )
+        return self._levelled(played)
+
+    def _levelled(self, played: Round) -> Round:
+        """With as many prompt tokens as the emitted ones make due: a play has few prompts, and how
+        many fall into it is chance (a control variate)."""
+        lengths, curve = self._pair.lengths, self._curve
+        rows = played.tokens_per_s * played.step_interval_s / played.tau
+        due = rows * played.tau * lengths.prompt.mean / max(lengths.output.mean - 1, 1.0)
+        num_rows, num_tokens = round(rows), round(rows * (1 + played.num_verified))
+        chunk = max(round(due), 1)
+        chunk_s = curve.step_s(num_rows, num_tokens, chunk) - curve.step_s(num_rows, num_tokens, 0)
+        more_s = max(due - played.prefill_tokens, -due) * chunk_s / chunk
+        return replace(
+            played,
+            cycle_s=played.cycle_s * (1 + more_s / played.step_interval_s),
+            step_s=played.step_s + more_s,
+            step_interval_s=played.step_interval_s + more_s,
+            prefill_tokens=due,
         )
 
     def _start(self) -> None:
@@ -126,7 +149,7 @@ class Play:
             drafters=self._drafters,
             to_lane=self._link(),
             to_drafters=self._link(),
-            draws=Draws(self._rng()),
+            draws=self._draws,
             rng=self._rng(),
         )
         self._verifiers.append(verifier)
@@ -138,8 +161,8 @@ class Play:
             verifier=verifier,
             drafters=self._drafters,
             to_verifier=self._link(),
-            draws=Draws(self._rng()),
-            prompts=Lengths(self._pair.lengths.prompt, self._rng()),
+            draws=self._draws,
+            prompts=self._prompts,
             tally=self._tallies[number],
         )
 
