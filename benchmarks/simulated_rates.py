@@ -21,6 +21,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
+from matplotlib.ticker import NullFormatter
 
 from deploy.simulation.rates import LaneRates
 from deploy.simulation.rates_pair import pair_of
@@ -160,6 +161,7 @@ def draw(rows: list[dict], picture: Path) -> None:
         axis.set(xlabel=f"{key}, events", ylim=(0.8, 1.2))
         if key.endswith(("per_s", "user")):
             axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylabel("rate model over events")
     axes[0].legend(fontsize=7)
     figure.savefig(picture, dpi=120)
