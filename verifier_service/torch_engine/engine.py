@@ -19,23 +19,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cluster.errors import (
-    DSparkError,
-    FrameError,
-    InvalidRequest,
-    Overloaded,
-    PromptTooLong,
-    TokenOutOfVocabulary,
-)
+from cluster.errors import DSparkError, FrameError, Overloaded
 from cluster.wire import FINISH_NONE, Admission, Step
-from verifier_service.acceptance import check_sampling, truncate
+from verifier_service.acceptance import truncate
 from verifier_service.engine import CommittedRows, EngineLimits, StepOutcome, StepShape
+from verifier_service.live_request import check_admission, most_ids
 from verifier_service.projection import Projects
+from verifier_service.step_report import Ran, Report
 from verifier_service.torch_engine.compute import Computed, compute
 from verifier_service.torch_engine.kv import BlockAllocator, KVCache
 from verifier_service.torch_engine.measure import synthetic_step
 from verifier_service.torch_engine.model import TargetModel
-from verifier_service.torch_engine.report import Report
 from verifier_service.torch_engine.requests import (
     Request,
     Work,
@@ -81,28 +75,7 @@ class TorchEngine:
 
     def check(self, admission: Admission) -> None:
         """See `Engine.check`."""
-        limits = self._limits
-        ids, num_prompt = admission.ids, admission.num_prompt
-        check_sampling(admission.sampling, limits.vocab_size)
-        if not 1 <= num_prompt <= len(ids):
-            raise InvalidRequest(f"num_prompt {num_prompt} of {len(ids)} ids: no prompt")
-        if int(ids.min()) < 0 or int(ids.max()) >= limits.vocab_size:
-            raise TokenOutOfVocabulary(f"prompt ids outside 0..{limits.vocab_size - 1}")
-        if len(ids) >= limits.max_model_len:
-            raise PromptTooLong(
-                f"{len(ids)} tokens leave no room for one more",
-                hint=f"the limit is {limits.max_model_len} with the answer",
-            )
-        if len(ids) - num_prompt >= admission.max_new_tokens:
-            raise InvalidRequest(
-                f"max_new_tokens {admission.max_new_tokens}: nothing left to generate"
-            )
-        needed = self._allocator.blocks_for(self._most_ids(admission) - 1)
-        if needed > limits.kv_blocks:
-            raise PromptTooLong(
-                f"the request needs {needed} KV blocks of {limits.kv_blocks}",
-                hint="lower max_new_tokens, or raise verifier.kv_tokens",
-            )
+        check_admission(admission, self._limits)
 
     @torch.inference_mode()
     def step(self, step: Step) -> StepOutcome:
@@ -124,7 +97,14 @@ class TorchEngine:
             committed = self._commit(work, computed, report)
         result = report.result(
             step,
-            work,
+            (
+                Ran(
+                    first=item.span.first,
+                    num_tokens=len(item.span.ids),
+                    is_prefill=item.is_prefill,
+                )
+                for item in work
+            ),
             step_s=time.perf_counter() - started_s,
             free_kv_blocks=self._allocator.free_blocks,
             pending_prefill_tokens=sum(r.pending_prefill for r in self._requests.values()),
@@ -153,9 +133,6 @@ class TorchEngine:
 
     # --- taking work ------------------------------------------------------------------------
 
-    def _most_ids(self, admission: Admission) -> int:
-        return min(admission.num_prompt + admission.max_new_tokens, self._limits.max_model_len)
-
     def _release(self, rid: int) -> None:
         request = self._requests.pop(rid, None)
         if request is not None:
@@ -174,18 +151,18 @@ class TorchEngine:
             raise FrameError(f"request {admission.rid} is already here")
         if len(self._requests) >= self._limits.max_requests:
             raise Overloaded(f"{self._limits.max_requests} requests are in hand")
-        most_ids = self._most_ids(admission)
+        most = most_ids(admission, self._limits)
         # The last token's keys are never needed: nothing comes after it.
-        reservation = self._allocator.reserve(most_ids - 1)
+        reservation = self._allocator.reserve(most - 1)
         if reservation is None:
             raise Overloaded(
-                f"{self._allocator.blocks_for(most_ids - 1)} KV blocks needed, "
+                f"{self._allocator.blocks_for(most - 1)} KV blocks needed, "
                 f"{self._allocator.free_blocks} free"
             )
         return Request(
             admission=admission,
             reservation=reservation,
-            most_ids=most_ids,
+            most_ids=most,
             ids=admission.ids.tolist(),
         )
 
