@@ -171,7 +171,7 @@ def main() -> None:
             model=ModelConfig(
                 target=str(args.model), dtype="float32", device="cpu", max_model_len=1 << 20
             ),
-            verifier=VerifierConfig(),
+            verifier=VerifierConfig(prefix_cache=False),  # prompts are to be computed
         ),
         CLOCKS[args.clock],
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.adapter_name import check_adapter_key
 from cluster.application_name import check_application
 from cluster.errors import ConfigError
 from cluster.policy_text import read_policy
@@ -21,6 +22,11 @@ MAX_THREADS: Final = 1024
 """Of one process; far more end it with a fault inside OpenMP."""
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
+
+
+def _check_folder(path: str) -> None:
+    if not path.strip():
+        raise ConfigError("no folder", hint="NAME: FOLDER")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +84,29 @@ class DrafterConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VllmConfig:
+    """What only the vLLM engine knows."""
+
+    tensor_parallel: int = positive(1)
+    """GPUs of a replica; each holds a part of every layer."""
+    pipeline_parallel: int = positive(1)
+    """1: features are tapped on one rank."""
+    executor: str = one_of("mp", "ray")
+    """With several GPUs: processes on one node, or Ray workers in the replica's placement group."""
+    kv_overcommit: float = field(default=1.0, metadata={"least": 1.0, "most": 16.0})
+    """KV promised to requests over KV that there is. Over 1, requests that are likely to end early
+    share it; when it runs out after all, one is computed again later."""
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's engine, by its own names (``quantization``, ``kv_cache_dtype``,
+    ``gpu_memory_utilization``, ...)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifierConfig:
     """The verifier pool."""
 
-    engine: str = one_of("torch")
+    engine: str = one_of("torch", "vllm")
+    vllm: VllmConfig = field(default_factory=VllmConfig)
     num_replicas: int = positive(1)
     num_cpus: float = positive(1.0)
     num_gpus: float = natural(0)
@@ -89,16 +114,25 @@ class VerifierConfig:
     max_requests: int = positive(64)
     max_step_tokens: int = positive(512)
     """Most tokens of one step, verify rows and prompt chunks together."""
-    kv_tokens: int = positive(32768)
-    """Target KV, in positions over all requests."""
+    kv_tokens: int = natural(32768)
+    """Target KV, in positions over all requests. 0, for ``vllm`` only: what its memory holds."""
     kv_block_tokens: int = positive(16)
     feature_cache_bytes: int = natural(256 << 20)
     """Projected rows kept for live sessions, so that they can move to another drafter."""
+    prefix_cache: bool = True
+    """Prompts whose beginning was computed before, for this or another request, start behind it."""
+    prefix_rows_bytes: int = natural(256 << 20)
+    """Projected rows kept for the prefix cache: where they are missing a prompt is computed anew,
+    because a drafter needs them."""
     link_queue_bytes: int = positive(32 << 20)
     """Most bytes queued towards one drafter before its sessions are unbound."""
     lease_ttl_s: float = positive(10.0)
     profile_budget_s: float = positive(20.0)
     """Most time that measuring the step profile may take at start."""
+    adapters: Mapping[str, str] = field(
+        default_factory=dict, metadata={"read_key": check_adapter_key, "read": _check_folder}
+    )
+    """LoRA adapters of the target: the name that requests give, and the folder (``vllm`` only)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,13 +243,26 @@ def _fitting(config: Config) -> Config:
             f"cluster.heartbeat_s, {cluster.heartbeat_s}",
             hint="a member is forgotten if it does not speak up in time",
         )
+    parallel = verifier.vllm.tensor_parallel
+    if parallel > 1 and verifier.num_gpus not in (0, parallel):
+        raise ConfigError(
+            f"verifier.num_gpus: {verifier.num_gpus:g} for "
+            f"verifier.vllm.tensor_parallel = {parallel}",
+            hint="it counts the GPUs of a whole replica",
+        )
     lookup = config.drafter.lookup
     if lookup.min_ngram > lookup.max_ngram:
         raise ConfigError(
             f"drafter.lookup.min_ngram: {lookup.min_ngram} is over "
             f"drafter.lookup.max_ngram, {lookup.max_ngram}"
         )
-    if verifier.kv_tokens < verifier.kv_block_tokens:
+    if verifier.kv_tokens == 0:
+        if verifier.engine != "vllm":
+            raise ConfigError(
+                "verifier.kv_tokens: 0 (what memory holds) is for verifier.engine: vllm",
+                hint="say how many positions the torch engine shall hold",
+            )
+    elif verifier.kv_tokens < verifier.kv_block_tokens:
         raise ConfigError(
             f"verifier.kv_tokens: {verifier.kv_tokens} is less than one block, "
             f"verifier.kv_block_tokens = {verifier.kv_block_tokens}"

@@ -54,6 +54,15 @@ def with_environment(config: Config) -> Config:
     return dataclasses.replace(config, cluster=cluster)
 
 
+def prepare_vllm() -> None:
+    """Settings that vLLM reads when it is imported: our adapter steps the engine core itself, in
+    this process, on the first model runner. Its log is kept to errors unless the user asks."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
 def child_environment(**changes: str) -> dict[str, str]:
     """This process's environment with some variables changed, for a child process."""
     return {**os.environ, **changes}

@@ -5,7 +5,9 @@
     ├── InvalidRequest               INVALID_ARGUMENT     400   the user's request is wrong
     │   ├── PromptTooLong                                       prompt past the model's limit
     │   ├── TokenOutOfVocabulary                                an id the model does not have
-    │   └── BadSamplingParameter                                e.g. a negative temperature
+    │   ├── BadSamplingParameter                                e.g. a negative temperature
+    │   ├── BadConstraint                                       e.g. a schema that is no JSON
+    │   └── UnknownAdapter                                      a LoRA adapter that is not loaded
     ├── Unsupported                  UNIMPLEMENTED        501   valid, but this engine cannot do it
     ├── PromptFileError              INVALID_ARGUMENT     400   prompts missing or malformed
     ├── ModelNotFound                NOT_FOUND            404   no such model, folder or request
@@ -79,6 +81,14 @@ class TokenOutOfVocabulary(InvalidRequest):
 
 class BadSamplingParameter(InvalidRequest):
     """A sampling parameter is outside its domain."""
+
+
+class BadConstraint(InvalidRequest):
+    """A constraint on the answer's form says nothing, or nothing that an engine understands."""
+
+
+class UnknownAdapter(InvalidRequest):
+    """The verifiers hold no LoRA adapter of this name."""
 
 
 class Unsupported(DSparkError):

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 from cluster.errors import ConfigError
 
 
-def parse_json(text: str | bytes) -> object:
+def parse_json(text: str | bytes, *, strict: bool = False) -> object:
     """The value that a JSON text stands for.
+
+    Args:
+        strict: refuse NaN and Infinity, which Python reads and JSON does not have.
 
     Raises:
         ValueError: not JSON, not UTF-8, or nested too deeply to be read.
     """
     try:
-        value: object = json.loads(text)
+        value: object = json.loads(text, parse_constant=_refuse if strict else None)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"JSON has no {constant}")
 
 
 def read_json(path: Path, hint: str) -> object:

@@ -47,8 +47,8 @@ def one_of(default: str, *others: str) -> Any:
 
 
 def parse_section(cls: type[T], value: Any, path: str) -> T:
-    """A section and those inside it. Fields are scalars, sections, or tuples of either,
-    ``tuple[X, ...]``.
+    """A section and those inside it. Fields are scalars, sections, or tuples or mappings of
+    either, ``tuple[X, ...]`` and ``Mapping[str, X]``; keys are read by the metadata's ``read_key``.
 
     Args:
         path: of the section, for messages; empty for the root.
@@ -88,7 +88,24 @@ def _value(item: Any, kind: Any, bounds: Bounds, path: str) -> Any:
             )
         inner = typing.get_args(kind)[0]
         return tuple(_value(one, inner, bounds, f"{path}[{n}]") for n, one in enumerate(item))
+    if typing.get_origin(kind) is Mapping:
+        return _mapping(item, kind, bounds, path)
+    if kind is Any:  # somebody else's to judge
+        return item
     return _scalar(item, kind, bounds, path)
+
+
+def _mapping(value: Any, kind: Any, bounds: Bounds, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{path}: expected a mapping, got {_shown(value)}", hint="NAME: VALUE lines, or {}"
+        )
+    inner = typing.get_args(kind)[1]
+    keys = {"read": bounds["read_key"]} if "read_key" in bounds else {}
+    return {
+        _scalar(key, str, keys, f"{path}, a key"): _value(one, inner, bounds, f"{path}.{key}")
+        for key, one in value.items()
+    }
 
 
 def _scalar(value: Any, kind: Any, bounds: Bounds, path: str) -> Any:

@@ -9,6 +9,9 @@ from cluster import errors
 from cluster.errors import DSparkError, error_for
 
 _DETAILS: Final = re.compile(r"([A-Z]\w+): (.*?)(?:\nhint: (.*))?", re.DOTALL)
+_MOST_MESSAGE_BYTES: Final = 4096
+"""Clients refuse headers of more than 8 KiB, and then take the error for another one."""
+_MOST_HINT_BYTES: Final = 1024
 
 _BY_CODE: Final[dict[str, type[DSparkError]]] = {
     "INVALID_ARGUMENT": errors.InvalidRequest,
@@ -23,9 +26,18 @@ _BY_CODE: Final[dict[str, type[DSparkError]]] = {
 
 
 def details_of(error: DSparkError) -> str:
-    """Write an error as status details; `error_of` reads it back."""
-    hint = f"\nhint: {error.hint}" if error.hint else ""
-    return f"{type(error).__name__}: {error.message}{hint}"
+    """Write an error as status details; `error_of` reads it back. What is too long is cut."""
+    hint = f"\nhint: {_cut(error.hint, _MOST_HINT_BYTES)}" if error.hint else ""
+    return f"{type(error).__name__}: {_cut(error.message, _MOST_MESSAGE_BYTES)}{hint}"
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    """As much of a text as fits once gRPC has percent-encoded it."""
+    for place, char in enumerate(text):
+        most_bytes -= 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode())
+        if most_bytes < 0:
+            return f"{text[:place]}..."
+    return text
 
 
 def error_of(code: str, details: str | None, address: str) -> DSparkError:

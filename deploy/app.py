@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ray import serve
 
-from cluster.config import Config, DrafterConfig, VerifierConfig
+from cluster.config import Config, VerifierConfig
 from deploy.drafter import DrafterReplica
 from deploy.ingress import Ingress
 from deploy.verifier import VerifierReplica
@@ -21,9 +21,15 @@ _SHUTDOWN_TIMEOUT_S: Final = 10.0
 def build_app(config: Config) -> serve.Application:
     """Lay out the pools that ``config`` asks for; ``serve.run`` or a Serve config deploys it."""
     drafted = config.drafter.checkpoint != "none" and config.drafter.num_replicas > 0
-    pools = [_pool(VerifierReplica, "Verifier", config.verifier).bind(config)]
+    verifier, drafter = config.verifier, config.drafter
+    pools = [
+        _pool(VerifierReplica, "Verifier", verifier.num_replicas, **verifier_resources(verifier))
+    ]
     if drafted:
-        pools.append(_pool(DrafterReplica, "Drafter", config.drafter).bind(config))
+        resources = {
+            "ray_actor_options": {"num_cpus": drafter.num_cpus, "num_gpus": drafter.num_gpus}
+        }
+        pools.append(_pool(DrafterReplica, "Drafter", drafter.num_replicas, **resources))
     ingress = serve.deployment(
         Ingress,
         name="Router",
@@ -32,17 +38,31 @@ def build_app(config: Config) -> serve.Application:
         ray_actor_options={"num_cpus": config.router.num_cpus},
         **_lifecycle(),
     )
-    return ingress.bind(config, *pools)
+    return ingress.bind(config, *(pool.bind(config) for pool in pools))
 
 
-def _pool(cls: type[Any], name: str, config: VerifierConfig | DrafterConfig) -> serve.Deployment:
-    return serve.deployment(
-        cls,
-        name=name,
-        num_replicas=config.num_replicas,
-        ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.num_gpus},
-        **_lifecycle(),
-    )
+def verifier_resources(config: VerifierConfig) -> dict[str, Any]:
+    """What Ray reserves for a verifier replica, as options of its Serve deployment.
+
+    Worker processes of vLLM share the replica's own reservation. Its Ray workers want a bundle with
+    a GPU each, on as few nodes as possible; the replica itself then sits in the first bundle and
+    takes no GPU.
+    """
+    parallel = config.vllm.tensor_parallel
+    by_ray = config.engine == "vllm" and parallel > 1 and config.vllm.executor == "ray"
+    if not by_ray:
+        return {"ray_actor_options": {"num_cpus": config.num_cpus, "num_gpus": config.num_gpus}}
+    bundles = [{"GPU": 1.0} for _ in range(parallel)]
+    bundles[0]["CPU"] = config.num_cpus
+    return {
+        "ray_actor_options": {"num_cpus": config.num_cpus, "num_gpus": 0},
+        "placement_group_bundles": bundles,
+        "placement_group_strategy": "PACK",
+    }
+
+
+def _pool(cls: type[Any], name: str, num_replicas: int, **resources: Any) -> serve.Deployment:
+    return serve.deployment(cls, name=name, num_replicas=num_replicas, **resources, **_lifecycle())
 
 
 def _lifecycle() -> dict[str, float]:

@@ -15,14 +15,14 @@ from typing import Final
 import numpy as np
 
 from cluster.config import Config
-from cluster.errors import InvalidRequest, Unsupported
+from cluster.errors import InvalidRequest
 from cluster.profile_snapshot import ProfileSnapshot
 from deploy import replica
 from router.step_load import StepLoad
 from router.throughput import ThroughputProfile
 from verifier_service.engine import Engine, EngineLimits, StepShape
+from verifier_service.loading import load_engine
 from verifier_service.profiling import StepProfile, measure_profile
-from verifier_service.torch_engine import load_engine
 
 _REPEATS: Final = 3
 """Of each shape, one after the other: equal steps tell the noise."""
@@ -44,11 +44,8 @@ def profile_replica(
         tell: hears what is going on.
 
     Raises:
-        Unsupported: an engine that is none of ours.
         DSparkError: the model cannot be loaded.
     """
-    if config.verifier.engine != "torch":
-        raise Unsupported(f"verifier.engine {config.verifier.engine!r}", hint="torch")
     tell(f"loading {config.model.target}")
     target, drafter = replica.folders(config)
     engine = load_engine(

@@ -11,8 +11,10 @@ import numpy as np
 
 from cluster.api import dspark_v1_pb2 as pb
 from cluster.config import RouterConfig
+from cluster.constraints import KINDS, choice_text
 from cluster.errors import (
     AuthError,
+    BadConstraint,
     BadSamplingParameter,
     InvalidRequest,
     ModelNotFound,
@@ -61,10 +63,12 @@ def build_request(
 
     Raises:
         InvalidRequest: no input, an unknown role, or a value that the router's form cannot hold.
+        BadConstraint: a constraint that is none.
         Unsupported: chat messages for a model without a chat template, or an unknown mode.
     """
     if len(message.request_id) > MAX_REQUEST_ID_CHARS:
         raise InvalidRequest(f"request_id is longer than {MAX_REQUEST_ID_CHARS} characters")
+    kind, constraint = _constraint(message)
     return GenerateRequest(
         request_id=message.request_id or new_id,
         ids=_prompt_ids(message, text_model),
@@ -79,6 +83,9 @@ def build_request(
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         target_rate=_target_rate(message),
         tier=message.tier,
+        constraint_kind=kind,
+        constraint=constraint,
+        adapter=message.adapter,
     )
 
 
@@ -119,6 +126,26 @@ def _target_rate(message: pb.GenerateRequest) -> float:
     if not rate > 0:
         raise InvalidRequest(f"target_tokens_per_s {rate}", hint="over 0; absent for no target")
     return rate
+
+
+def _constraint(message: pb.GenerateRequest) -> tuple[str, str]:
+    """Kind and text, as `cluster.constraints` has them; both empty for none."""
+    if not message.HasField("constraint"):
+        return "", ""
+    given = message.constraint
+    kind = given.WhichOneof("kind")
+    if kind is None:  # or one of a later release
+        raise BadConstraint("constraint: of no known kind", hint=f"set one of {', '.join(KINDS)}")
+    if kind == "json_object" and not given.json_object:
+        raise BadConstraint("json_object: false", hint="true, or no constraint at all")
+    texts = {
+        "json_schema": given.json_schema,
+        "json_object": "",
+        "regex": given.regex,
+        "choice": choice_text(given.choice.texts),
+        "grammar": given.grammar,
+    }
+    return kind, texts[kind]
 
 
 def _prompt_ids(message: pb.GenerateRequest, text_model: TextModel) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config import Config
-from cluster.errors import Unsupported
 from cluster.fingerprint import drafter_fingerprint
 from deploy import replica
 
@@ -24,12 +23,10 @@ class VerifierReplica:
 
     @staticmethod
     def _load(config: Config) -> VerifierNode:
-        if config.verifier.engine != "torch":
-            raise Unsupported(f"verifier.engine {config.verifier.engine!r}", hint="torch")
         replica.set_threads(config.verifier.num_threads)
         from cluster.device_identity import device_identity
+        from verifier_service.loading import load_engine
         from verifier_service.node import VerifierNode
-        from verifier_service.torch_engine import load_engine
         from verifier_service.torch_engine.loading import resolve_device
 
         target, drafter = replica.folders(config)

@@ -154,6 +154,11 @@ class Client:
     ) -> Generation:
         """Start a request from plain text, chat messages (``role``, ``content``) or token ids.
 
+        `Options` lists the options. An answer of a given form::
+
+            client.generate("Rate it:", choice=["good", "bad"]).text
+            client.generate(messages=messages, json_schema={"type": "object"}).text
+
         Errors of the server are raised while iterating.
 
         Raises:

@@ -20,6 +20,7 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
         help="default, a bundled name, a checkpoint folder, a hub id, ngram, or none "
         "(drafter.checkpoint)",
     )
+    parser.add_argument("--engine", help="torch or vllm (verifier.engine)")
     parser.add_argument("--port", type=int, help="gRPC port (cluster.grpc_port)")
 
 
@@ -27,9 +28,13 @@ def config_from(args: argparse.Namespace) -> Config:
     """Load the configuration that ``args`` ask for.
 
     Raises:
-        ConfigError: a bad file, key, value or port.
+        ConfigError: a bad file, key, value, engine or port.
     """
     config = with_environment(load_config(args.config))
+    if args.engine is not None:
+        checked = load_config({"verifier": {"engine": args.engine}})  # refused by the key's name
+        engine = checked.verifier.engine
+        config = replace(config, verifier=replace(config.verifier, engine=engine))
     if args.drafter is not None:
         config = replace(config, drafter=replace(config.drafter, checkpoint=args.drafter))
     if args.port is None:

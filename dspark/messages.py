@@ -10,6 +10,7 @@ from typing import Any, Final, TypedDict
 from cluster.api import dspark_v1_pb2 as pb
 from cluster.errors import DSparkError, InvalidRequest
 from cluster.json_text import parse_json
+from dspark.constraint_options import constraint_of
 
 _MODES: Final = {"coupled": pb.MODE_COUPLED, "rejection": pb.MODE_REJECTION}
 _SAMPLING: Final = (
@@ -33,6 +34,7 @@ _PLAIN: Final = (
     "stop_token_ids",
     "target_tokens_per_s",
     "tier",
+    "adapter",
 )
 
 
@@ -65,6 +67,19 @@ class Options(TypedDict, total=False):
     """New tokens per second that the request should get."""
     tier: str
     """``standard``, ``interactive`` or ``batch``: how much the request counts beside others."""
+    json_schema: Mapping[str, Any] | str
+    """The answer is JSON that fits this schema: a mapping, or its JSON text. This and the next four
+    exclude each other; the server's engine may refuse a kind with `Unsupported`."""
+    json_object: bool
+    """The answer is any JSON object. False: nothing is asked."""
+    regex: str
+    """The whole answer matches this regular expression, in the dialect of the server's engine."""
+    choice: Sequence[str]
+    """The answer is one of these texts."""
+    grammar: str
+    """The answer follows this grammar, in EBNF."""
+    adapter: str
+    """Name of the target's LoRA adapter, as in the server's ``verifier.adapters``."""
     request_id: str
 
 
@@ -119,6 +134,7 @@ def build_request(
     Raises:
         InvalidRequest: not exactly one of prompt, messages, token_ids; an unknown option or mode;
             a value that does not fit its field.
+        BadConstraint: more than one constraint, or one of the wrong type.
     """
     if sum(given is not None for given in (prompt, messages, token_ids)) != 1:
         raise InvalidRequest("give exactly one of prompt, messages and token_ids")
@@ -131,6 +147,7 @@ def build_request(
     if mode is not None and mode not in _MODES:
         raise InvalidRequest(f"mode {mode!r} is not one of {', '.join(_MODES)}")
     values: dict[str, Any] = dict(options)
+    constraint = constraint_of(values)
     sampling = {name: values[name] for name in _SAMPLING if values.get(name) is not None}
     plain = {name: values[name] for name in _PLAIN if values.get(name) is not None}
     try:
@@ -144,6 +161,7 @@ def build_request(
                 logit_bias=values.get("logit_bias") or {},
                 **sampling,
             ),
+            constraint=constraint,
             **plain,
         )
     except (TypeError, ValueError, OverflowError) as error:

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
-from cluster.errors import InvalidRequest, Overloaded, PromptTooLong, TokenOutOfVocabulary
+from cluster.adapter_name import check_adapter
+from cluster.constraints import check_constraint
+from cluster.errors import (
+    BadConstraint,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    TokenOutOfVocabulary,
+)
 from cluster.sampling import check_sampling
 from cluster.tiers import check_service
 from router.request import GenerateRequest
@@ -43,6 +51,8 @@ def check_request(request: GenerateRequest, limits: ModelLimits) -> int:
         PromptTooLong: no room for a single token.
         TokenOutOfVocabulary: a prompt or stop id that the model does not have.
         BadSamplingParameter: see `cluster.sampling.check_sampling`.
+        BadConstraint: see `cluster.constraints.check_constraint`.
+        UnknownAdapter: a name that no adapter can have.
         InvalidRequest: anything else that is out of range.
     """
     check_sampling(request.sampling, limits.vocab_size)
@@ -71,6 +81,8 @@ def check_request(request: GenerateRequest, limits: ModelLimits) -> int:
             f"deadline of {request.deadline_s} s", hint="must be over 0 and finite"
         )
     check_service(request.target_rate, request.tier)
+    check_adapter(request.adapter)
+    _check_constraint(request)
     if len(request.stop_ids) > MAX_STOP_IDS or len(request.stop_strings) > MAX_STOP_STRINGS:
         raise InvalidRequest(
             f"{len(request.stop_ids)} stop ids and {len(request.stop_strings)} stop strings",
@@ -81,6 +93,15 @@ def check_request(request: GenerateRequest, limits: ModelLimits) -> int:
             "a stop string of bad length", hint=f"1 to {MAX_STOP_CHARS} characters"
         )
     return min(request.max_new_tokens, room)
+
+
+def _check_constraint(request: GenerateRequest) -> None:
+    check_constraint(request.constraint_kind, request.constraint)
+    if request.constraint_kind and request.ignore_eos:
+        raise BadConstraint(
+            f"{request.constraint_kind} with ignore_eos: nothing else ends such an answer",
+            hint="leave one of them out",
+        )
 
 
 class Sized(Protocol):

@@ -19,6 +19,11 @@ class LaneCounters:
     """Tokens that the target computed, prompt chunks included."""
     num_padded_tokens: int = 0
     num_prefill_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens that the verifiers' prefix caches spared, so that
+    ``num_cached_tokens / (num_cached_tokens + num_prefill_tokens)`` is the hit rate."""
+    num_preempted: int = 0
+    """Requests that a verifier took the KV from, and computed again."""
     num_verify_rows: int = 0
     num_proposed: int = 0
     """Draft tokens in blocks that were matched to a verified row."""
@@ -67,6 +72,8 @@ class LaneCounters:
         self.num_real_tokens += result.num_real_tokens
         self.num_padded_tokens += result.num_padded_tokens
         self.num_prefill_tokens += result.num_prefill_tokens
+        self.num_cached_tokens += result.num_cached_tokens
+        self.num_preempted += result.num_preempted
         if result.num_real_tokens:
             self.step_s += result.step_s
             self.predicted_step_s += predicted_step_s

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
-from cluster.wire import Lease, Step
+from cluster.wire import MAX_FRAME_BYTES, Lease, Step
 from router.draft_lengths import DraftLengths
 from router.draft_outlook import Decoding
 from router.draft_sessions import DraftSessions
@@ -16,6 +16,9 @@ from router.lane_request import DECODING, LaneRequest, Phase
 from router.roster import Roster
 from router.step_frame import PlannedRow, admission_of, pack_step, rebind_of
 from router.throughput import ThroughputProfile
+
+_MOST_CONSTRAINT_CHARS: Final = MAX_FRAME_BYTES // 8
+"""Of one step: half a frame, at up to four bytes each."""
 
 
 class Departure(NamedTuple):
@@ -59,7 +62,8 @@ class Departures:
         releases: Sequence[int],
         now: float,
     ) -> Departure:
-        """The step of these rows and draft lengths. All queued requests go with it."""
+        """The step of these rows and draft lengths. All queued requests that a frame holds go with
+        it."""
         num_draft = sum(lengths)
         room = self._lease.max_step_tokens - len(rows) - num_draft
         num_prefill = min(self._gathering.prefill_tokens(len(rows), now), room)
@@ -97,8 +101,8 @@ class Departures:
         return Departure(step, flight)
 
     def _admit(self, now: float) -> list[LaneRequest]:
-        """The queued requests, from now on the verifier's."""
-        queued = list(self._roster.within(Phase.QUEUED).values())
+        """The queued requests that a frame holds, from now on the verifier's."""
+        queued = first_batch(self._roster.within(Phase.QUEUED).values())
         for request in queued:
             self._sessions.bind(request)
             request.enter(Phase.PREFILLING, now)
@@ -131,3 +135,19 @@ class Departures:
         load = self._gathering.load_of([*now, *others], 0, 0)
         room = max(self._lease.max_step_tokens - load.num_tokens, 0)
         return Decoding(load=load, times=self._profile, room=room, others=others)
+
+
+def first_batch(queued: Iterable[LaneRequest]) -> list[LaneRequest]:
+    """The leading requests whose constraints fit into one step; the first one always does.
+
+    A thousand long schemas at once, when a verifier has died say, would make a frame that nobody
+    may send, and end the lane.
+    """
+    batch: list[LaneRequest] = []
+    num_chars = 0
+    for request in queued:
+        num_chars += len(request.constraint)
+        if batch and num_chars > _MOST_CONSTRAINT_CHARS:
+            break
+        batch.append(request)
+    return batch

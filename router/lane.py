@@ -201,6 +201,9 @@ class Lane:
             draft=ticket.request.draft,
             target_rate=ticket.request.target_rate,
             tier=ticket.request.tier,
+            constraint_kind=ticket.request.constraint_kind,
+            constraint=ticket.request.constraint,
+            adapter=ticket.request.adapter,
             progress=ticket.progress,
         )
         self.state.add(request, self._clock())

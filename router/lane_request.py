@@ -50,6 +50,10 @@ class LaneRequest:
     """New tokens per second that it should get, 0 for no target."""
     tier: str = ""
     """A name of `cluster.tiers`; empty for the usual one."""
+    constraint_kind: str = ""
+    """As `Admission`'s, and so are the next two: the verifier's business alone."""
+    constraint: str = ""
+    adapter: str = ""
     progress: Progress = field(default_factory=Progress)
     """Tokens and time so far."""
 

@@ -215,6 +215,9 @@ def submit_of(ticket: Ticket, now: float, *, loan: int) -> Submit:
         deadline_s=0.0 if ticket.deadline is None else max(ticket.deadline - now, 1e-3),
         target_rate=request.target_rate,
         tier=request.tier,
+        constraint_kind=request.constraint_kind,
+        constraint=request.constraint,
+        adapter=request.adapter,
     )
 
 
@@ -238,6 +241,9 @@ def request_of(submit: Submit) -> GenerateRequest:
         deadline_s=submit.deadline_s or None,
         target_rate=submit.target_rate,
         tier=submit.tier,
+        constraint_kind=submit.constraint_kind,
+        constraint=submit.constraint,
+        adapter=submit.adapter,
     )
 
 

@@ -26,6 +26,12 @@ class GenerateRequest:
     """New tokens per second that it should get, 0 for no target."""
     tier: str = ""
     """How much it counts beside others, a name of `cluster.tiers`; empty for the usual one."""
+    constraint_kind: str = ""
+    """What binds the answer's form, one of `cluster.constraints.KINDS`; empty for nothing."""
+    constraint: str = ""
+    """The constraint's text."""
+    adapter: str = ""
+    """Name of the target's LoRA adapter; empty for the target as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

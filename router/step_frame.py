@@ -79,6 +79,9 @@ def admission_of(request: LaneRequest) -> Admission:
         drafter_address=address,
         session_epoch=request.session_epoch,
         want_draft=bool(drafter_id) and request.asks_first,
+        constraint_kind=request.constraint_kind,
+        constraint=request.constraint,
+        adapter=request.adapter,
     )
 
 

@@ -58,6 +58,7 @@ from verifier_service.acceptance import (
     truncate,
 )
 from verifier_service.engine import CommittedRows, EngineLimits, StepOutcome, StepShape
+from verifier_service.live_request import check_offered
 
 __all__ = [
     "FakeDrafter",
@@ -143,6 +144,8 @@ class FakeEngine:
         delay_s: seconds that a step of so many tokens takes.
         sleep: how it takes them.
         has_projection: False gives no features.
+        constraint_kinds, adapters: what it says it can do. It takes such requests, no more: its
+            text is that of the law.
 
     Set ``fail_next`` to have the next step raise it.
     """
@@ -159,6 +162,8 @@ class FakeEngine:
         delay_s: Callable[[int], float] = lambda num_tokens: 0.0,
         sleep: Callable[[float], None] = time.sleep,
         has_projection: bool = True,
+        constraint_kinds: tuple[str, ...] = (),
+        adapters: tuple[str, ...] = (),
     ) -> None:
         self.limits = EngineLimits(
             model_fingerprint="fake-target",
@@ -168,6 +173,8 @@ class FakeEngine:
             max_step_tokens=max_step_tokens,
             kv_block_tokens=kv_block_tokens,
             kv_blocks=kv_blocks,
+            constraint_kinds=constraint_kinds,
+            adapters=adapters,
         )
         self.fail_next: Exception | None = None
         self.num_steps = 0
@@ -189,6 +196,7 @@ class FakeEngine:
     def check(self, admission: Admission) -> None:
         """See `Engine.check`."""
         check_sampling(admission.sampling, self.limits.vocab_size)
+        check_offered(admission, self.limits)
         num_ids = len(admission.ids)
         if num_ids == 0 or admission.num_prompt > num_ids or admission.num_prompt == 0:
             raise InvalidRequest("no prompt")

@@ -9,7 +9,8 @@ Shape legend: D draft hidden size, T rows newly committed in a step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -30,6 +31,10 @@ class EngineLimits:
     kv_blocks: int
     platform: str = ""
     """Engine, device and what else decides how fast it is: what a step profile holds for."""
+    constraint_kinds: tuple[str, ...] = ()
+    """Those of `cluster.constraints.KINDS` that it can hold an answer to."""
+    adapters: tuple[str, ...] = ()
+    """Names of the target's LoRA adapters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,8 @@ class StepOutcome:
 
     result: StepResult
     committed: tuple[CommittedRows, ...]
+    gauges: Mapping[str, float] = field(default_factory=dict)
+    """How full what the engine keeps is, by name: the replica shows them in the directory."""
 
 
 class Engine(Protocol):
@@ -112,8 +119,9 @@ class Engine(Protocol):
         """Refuse what cannot be served.
 
         Raises:
-            Unsupported: a sampling feature that this engine lacks.
-            InvalidRequest: ids out of vocabulary, too long a prompt, a bad parameter.
+            Unsupported: a sampling feature, a kind of constraint, or adapters, that it lacks.
+            InvalidRequest: ids out of vocabulary, too long a prompt, a bad parameter, a constraint
+                that it cannot compile, an adapter that it does not have.
         """
         ...
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster import digest
+from cluster.constraints import check_constraint
 from cluster.errors import (
     FrameError,
     InvalidRequest,
     PromptTooLong,
     StaleFrame,
     TokenOutOfVocabulary,
+    UnknownAdapter,
+    Unsupported,
 )
 from cluster.wire import Admission, Step
 from verifier_service.acceptance import SparseQ, VerifyRow, check_draft, check_sampling
@@ -90,10 +93,12 @@ def check_admission(admission: Admission, limits: EngineLimits) -> None:
     """Refuse what an engine of these limits cannot serve, whatever it does at the moment.
 
     Raises:
+        Unsupported, BadConstraint, UnknownAdapter: see `check_offered`.
         InvalidRequest: ids out of vocabulary, too long a prompt, a bad parameter.
     """
     ids, num_prompt = admission.ids, admission.num_prompt
     check_sampling(admission.sampling, limits.vocab_size)
+    check_offered(admission, limits)
     if not 1 <= num_prompt <= len(ids):
         raise InvalidRequest(f"num_prompt {num_prompt} of {len(ids)} ids: no prompt")
     if int(ids.min()) < 0 or int(ids.max()) >= limits.vocab_size:
@@ -111,6 +116,33 @@ def check_admission(admission: Admission, limits: EngineLimits) -> None:
         raise PromptTooLong(
             f"the request needs {needed} KV blocks of {limits.kv_blocks}",
             hint="lower max_new_tokens, or raise verifier.kv_tokens",
+        )
+
+
+def check_offered(admission: Admission, limits: EngineLimits) -> None:
+    """Refuse a constraint or an adapter that the engine does not offer: neither is ever ignored.
+
+    Raises:
+        Unsupported: a kind of constraint that it lacks, or any adapter where it has none.
+        BadConstraint: no engine could honour it.
+        UnknownAdapter: it has others.
+    """
+    kind, adapter = admission.constraint_kind, admission.adapter
+    check_constraint(kind, admission.constraint)
+    if kind and kind not in limits.constraint_kinds:
+        offered = ", ".join(limits.constraint_kinds)
+        raise Unsupported(
+            f"constraint {kind}: this verifier's engine cannot hold an answer to it",
+            hint=f"it takes {offered}" if offered else "verifier.engine: vllm can",
+        )
+    if adapter and not limits.adapters:
+        raise Unsupported(
+            f"adapter {adapter[:64]!r}: this verifier has no adapters",
+            hint="name it in verifier.adapters, with verifier.engine: vllm",
+        )
+    if adapter and adapter not in limits.adapters:
+        raise UnknownAdapter(
+            f"no adapter {adapter[:64]!r}", hint=f"one of {', '.join(limits.adapters)[:512]}"
         )
 
 

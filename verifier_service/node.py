@@ -127,6 +127,7 @@ class VerifierNode:
             draining=self._draining,
             device=self._device,
             details={
+                **self._runner.gauges,
                 "kv_free_blocks": float(self._runner.free_kv_blocks),
                 "feature_cache_bytes": float(self.cache.num_bytes),
                 "link_queued_bytes": float(self.links.queued_bytes),

@@ -22,6 +22,8 @@ class Ran:
     """Position of the first one."""
     num_tokens: int
     is_prefill: bool
+    num_cached: int = 0
+    """Tokens before ``first`` that a prefix cache spared it."""
 
 
 @dataclass(kw_only=True)
@@ -44,11 +46,13 @@ class Report:
         free_kv_blocks: int,
         pending_prefill_tokens: int,
         padded_tokens: int | None = None,
+        num_preempted: int = 0,
     ) -> StepResult:
         """The frame.
 
         Args:
             padded_tokens: that the device computed; None if nothing was padded.
+            num_preempted: requests that lost their KV.
         """
         ran = list(ran)
         requests = [request for request, _, _ in self.rows]
@@ -75,4 +79,6 @@ class Report:
             step_s=step_s,
             free_kv_blocks=free_kv_blocks,
             pending_prefill_tokens=pending_prefill_tokens,
+            num_cached_tokens=sum(item.num_cached for item in ran),
+            num_preempted=num_preempted,
         )

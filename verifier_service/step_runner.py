@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -64,6 +64,8 @@ class StepRunner:
         self.links = links
         self.cache = cache
         self.free_kv_blocks = engine.limits.kv_blocks
+        self.gauges: Mapping[str, float] = {}
+        """Of the engine, behind its last step."""
         self.idle = asyncio.Event()
         """Set while no request is live."""
         self.idle.set()
@@ -93,6 +95,7 @@ class StepRunner:
             self._commit(step, computed)
             self._forget(computed.ended)
             self.free_kv_blocks = computed.outcome.result.free_kv_blocks
+            self.gauges = computed.outcome.gauges
             self._mark_idle()
             return self._result(computed, refused)
 

@@ -95,7 +95,8 @@ class DSparkServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetProfile(self, request, context):
-        """What the router that answers knows of the speed of its verifiers and drafters.
+        """What all routers know of the speed of their verifiers and drafters, and which routers did not
+        answer the one that was asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

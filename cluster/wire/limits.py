@@ -15,5 +15,7 @@ MAX_TOKENS: Final = 1 << 20
 MAX_TOP_K: Final = 1 << 24
 MAX_BIASES: Final = 1024
 MAX_PROMPT_TOKENS: Final = 1 << 20
+MAX_CONSTRAINT_CHARS: Final = 64 << 10
+"""`cluster.constraints` counts bytes, so that what passes there fits."""
 MAX_TIERS: Final = 256
 """Of a throughput profile; what the router does with it goes with their square."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.wire.fields import F32, I32, Frame, array, items, natural, string
-from cluster.wire.limits import MAX_FRAME_BYTES, MAX_PROMPT_TOKENS
+from cluster.wire.limits import MAX_CONSTRAINT_CHARS, MAX_FRAME_BYTES, MAX_PROMPT_TOKENS
 from cluster.wire.sampling import Sampling
 
 # ruff: noqa: RUF009 - `array` and `column` make dataclass fields
@@ -37,6 +37,10 @@ class Submit(Frame):
     """Tokens per second that it should get, 0 for no target."""
     tier: str = string(64)
     """A name of `cluster.tiers`; empty for the usual one."""
+    constraint_kind: str = string(16)
+    """As `Admission`'s, and so are the next two."""
+    constraint: str = string(MAX_CONSTRAINT_CHARS)
+    adapter: str = string(128)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -22,7 +22,13 @@ from cluster.wire.fields import (
     natural,
     string,
 )
-from cluster.wire.limits import MAX_PROMPT_TOKENS, MAX_ROWS, MAX_TIERS, MAX_TOKENS
+from cluster.wire.limits import (
+    MAX_CONSTRAINT_CHARS,
+    MAX_PROMPT_TOKENS,
+    MAX_ROWS,
+    MAX_TIERS,
+    MAX_TOKENS,
+)
 from cluster.wire.sampling import Sampling
 
 # ruff: noqa: RUF009 - `array` and `column` make dataclass fields
@@ -61,6 +67,13 @@ class Admission(Record):
     drafter_address: str = string()
     session_epoch: int = natural(1 << 31)
     want_draft: bool
+    constraint_kind: str = field(default="", metadata={"limit": 16})
+    """One of `cluster.constraints.KINDS`; empty: any answer. Tokens already emitted have advanced
+    the constraint's state."""
+    constraint: str = field(default="", metadata={"limit": MAX_CONSTRAINT_CHARS})
+    """Its text, see `cluster.constraints`."""
+    adapter: str = field(default="", metadata={"limit": 128})
+    """Name of the LoRA adapter of the target; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -166,3 +179,8 @@ class StepResult(Frame):
     """Seconds from taking the step up to results being known (device time on a GPU)."""
     free_kv_blocks: int = natural(1 << 40)
     pending_prefill_tokens: int = natural(1 << 40)
+    """Prompt tokens still to compute; what a prefix cache is known to hold is not counted."""
+    num_cached_tokens: int = field(default=0, metadata={"limit": 1 << 40})
+    """Prompt tokens that the prefix cache spared requests whose prefill began in this step."""
+    num_preempted: int = field(default=0, metadata={"limit": 1 << 40})
+    """Requests that lost their KV in this step and will be computed again."""

@@ -59,12 +59,19 @@ def kv_tokens_for(
 def open_engine(
     target: Path, source: DrafterSource | None, *, device: str, kv_tokens: int
 ) -> TorchEngine:
-    """The target, with the projection of ``source`` where it has one."""
+    """The target, with the projection of ``source`` where it has one.
+
+    Without a prefix cache: what was found was computed in another batch and differs in its last
+    bits, and an offline run must repeat itself to the last one.
+    """
     return load_engine(
         target,
         model=ModelConfig(target=str(target), device=device, max_model_len=1 << 20),
         verifier=VerifierConfig(
-            kv_tokens=kv_tokens, max_requests=_MANY_REQUESTS, max_step_tokens=_MAX_STEP_TOKENS
+            kv_tokens=kv_tokens,
+            max_requests=_MANY_REQUESTS,
+            max_step_tokens=_MAX_STEP_TOKENS,
+            prefix_cache=False,
         ),
         drafter=source if isinstance(source, Path) else None,
     )

@@ -13,6 +13,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cluster.adapter_name import check_adapter
+from cluster.constraints import check_constraint
 from cluster.errors import ConfigError
 from cluster.prompt_file import TextPrompt
 from cluster.sampling import MODES
@@ -32,6 +34,8 @@ class Ask:
     draft: bool
     target_tokens_per_s: float | None
     tier: str
+    adapter: str
+    json_schema: str
 
     @property
     def options(self) -> Options:
@@ -43,9 +47,12 @@ class Ask:
             seed=self.seed,
             draft=self.draft,
             tier=self.tier,
+            adapter=self.adapter,
         )
         if self.target_tokens_per_s is not None:
             options["target_tokens_per_s"] = self.target_tokens_per_s
+        if self.json_schema:
+            options["json_schema"] = self.json_schema
         return options
 
 
@@ -55,6 +62,7 @@ class Mix:
 
     Raises:
         ConfigError: an empty list, or a value that no server takes.
+        InvalidRequest: a tier, target rate, adapter or schema that no server takes.
     """
 
     prompts: Sequence[TextPrompt]
@@ -64,6 +72,9 @@ class Mix:
     draft: bool = True
     target_tokens_per_s: float | None = None
     tier: str = ""
+    adapter: str = ""
+    json_schema: str = ""
+    """Its text, which every answer has to fit; empty for any answer."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,6 +90,8 @@ class Mix:
         if min(self.max_tokens) < 1:
             raise ConfigError(f"max tokens {min(self.max_tokens)}", hint="at least 1")
         check_service(self.target_tokens_per_s or 0.0, self.tier)
+        check_adapter(self.adapter)
+        check_constraint("json_schema" if self.json_schema else "", self.json_schema)
 
     def ask(self, user: int, turn: int, *, midway: bool = False) -> Ask:
         """What ``user`` asks after ``turn`` answers.
@@ -99,4 +112,6 @@ class Mix:
             draft=self.draft,
             target_tokens_per_s=self.target_tokens_per_s,
             tier=self.tier,
+            adapter=self.adapter,
+            json_schema=self.json_schema,
         )

@@ -60,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit-per-source", type=int, metavar="N", help="first N prompts of each")
     parser.add_argument("--target-tokens-per-s", type=float, metavar="RATE", help="of each request")
     parser.add_argument("--tier", choices=tuple(TIER_WEIGHTS), default="", help="of each request")
+    parser.add_argument(
+        "--adapter", default="", metavar="NAME", help="LoRA adapter of each request"
+    )
+    parser.add_argument("--json-schema", type=Path, metavar="FILE", help="of each answer")
     parser.add_argument("--no-draft", action="store_false", dest="draft", help="plain decoding")
     parser.add_argument("--raw", action="store_true", help="no chat template: continue the text")
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
@@ -106,6 +110,7 @@ def mix_from(args: argparse.Namespace) -> Mix:
     """What is asked. Raises `PromptFileError`, `ConfigError` or `InvalidRequest`."""
     from cluster.prompt_file import read_prompts
     from dspark.bench.asks import Mix
+    from dspark.constraint_options import read_text
 
     if args.limit_per_source is not None and args.limit_per_source < 1:
         raise ConfigError(f"--limit-per-source: {args.limit_per_source}", hint="at least 1")
@@ -117,6 +122,8 @@ def mix_from(args: argparse.Namespace) -> Mix:
         draft=args.draft,
         target_tokens_per_s=args.target_tokens_per_s,
         tier=args.tier,
+        adapter=args.adapter,
+        json_schema="" if args.json_schema is None else read_text(args.json_schema),
         seed=args.seed,
     )
 

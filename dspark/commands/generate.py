@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from cluster.tiers import TIER_WEIGHTS
 from dspark.client import Client
 from dspark.connection import add_connection_arguments
+from dspark.constraint_options import read_text
 from dspark.messages import Options, Usage
 
 
@@ -28,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", type=float, dest="deadline_s", metavar="SECONDS")
     parser.add_argument("--target-tokens-per-s", type=float, metavar="RATE", help="to aim at")
     parser.add_argument("--tier", choices=tuple(TIER_WEIGHTS), help="default standard")
+    parser.add_argument("--adapter", metavar="NAME", help="LoRA adapter of the server's target")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json-schema", type=Path, metavar="FILE", help="answer in this schema")
+    form.add_argument("--json-object", action="store_true", default=None, help="answer in JSON")
+    form.add_argument("--regex", metavar="PATTERN", help="answer that matches as a whole")
+    form.add_argument("--choice", action="append", metavar="TEXT", help="answer; repeat for more")
+    form.add_argument("--grammar", type=Path, metavar="FILE", help="answer in this EBNF")
     parser.add_argument("--no-draft", action="store_false", dest="draft", default=None)
     parser.add_argument("--usage", action="store_true", help="print counts to standard error")
 
@@ -40,6 +49,9 @@ def run(args: argparse.Namespace) -> int:
         for name, value in vars(args).items()
         if name in Options.__annotations__ and value is not None
     }
+    for name in ("json_schema", "grammar"):
+        if name in chosen:
+            chosen[name] = read_text(chosen[name])
     options = Options(**chosen)  # type: ignore[typeddict-item]
     with Client(args.address, application=args.application) as client:
         if args.raw:

@@ -27,6 +27,8 @@ def test_values_and_files(tmp_path: Path) -> None:
     assert config.verifier.lease_ttl_s == 2.0
     assert isinstance(config.verifier.lease_ttl_s, float)
     assert config.model.target == "/m"
+    adapters = load_config({"verifier": {"adapters": {"sql": "/a"}}}).verifier.adapters
+    assert adapters == {"sql": "/a"}
     assert config.router == Config().router
     (tmp_path / "empty.yaml").write_text("")
     assert load_config(tmp_path / "empty.yaml") == Config()
@@ -91,6 +93,9 @@ def test_frozen() -> None:
         ({"drafter": {"num_replicas": -1}}, "drafter.num_replicas: -1 must be at least 0"),
         ({"cluster": {"application": "a/b"}}, "cluster.application: 'a/b' is no name of an"),
         ({"cluster": {"application": ""}}, "cluster.application: '' is no name of an"),
+        ({"verifier": {"adapters": ["sql"]}}, "verifier.adapters: expected a mapping"),
+        ({"verifier": {"adapters": {"a b": "/x"}}}, "verifier.adapters, a key: 'a b' is no name"),
+        ({"verifier": {"adapters": {"sql": " "}}}, "verifier.adapters.sql: no folder"),
         ({"drafter": {"q_top_k": 2000}}, "drafter.q_top_k: 2000 must be at most 1024"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

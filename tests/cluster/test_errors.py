@@ -43,6 +43,9 @@ def test_the_hint_is_shown() -> None:
     ("kind", "code", "status"),
     [
         (errors.PromptTooLong, "INVALID_ARGUMENT", 400),
+        (errors.BadConstraint, "INVALID_ARGUMENT", 400),
+        (errors.UnknownAdapter, "INVALID_ARGUMENT", 400),
+        (errors.Unsupported, "UNIMPLEMENTED", 501),
         (errors.Overloaded, "RESOURCE_EXHAUSTED", 429),
         (errors.AuthError, "UNAUTHENTICATED", 401),
         (errors.Unavailable, "UNAVAILABLE", 503),

@@ -22,6 +22,14 @@ def test_mistakes(text: str | bytes) -> None:
         parse_json(text)
 
 
+def test_strict_json_has_no_numbers_that_are_none() -> None:
+    assert parse_json("[NaN, Infinity]") != []
+    for text in ("NaN", "[Infinity]", '{"a": -Infinity}'):
+        with pytest.raises(ValueError, match="JSON has no"):
+            parse_json(text, strict=True)
+    assert parse_json('[1.5, "NaN"]', strict=True) == [1.5, "NaN"]
+
+
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("[1]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,11 @@ from cluster.config import Config, load_config
 from cluster.errors import ConfigError
 from cluster.sections import natural, one_of, parse_section, positive
 from cluster.yaml_text import parse_yaml
+
+
+def short(name: str) -> None:
+    if len(name) > 3:
+        raise ConfigError("too long a name", hint="3 characters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,10 @@ class Section:
     flag: bool = True
     sizes: tuple[int, ...] = ()
     part: Part = field(default_factory=Part)
+    prices: Mapping[str, float] = field(
+        default_factory=dict, metadata={"least": 0, "read_key": short}
+    )
+    parts: Mapping[str, Part] = field(default_factory=dict)
 
 
 def refused(text: str) -> ConfigError:
@@ -71,6 +80,13 @@ def refused(text: str) -> ConfigError:
         ("flag: 1", "flag: expected true or false, got 1", ""),
         ("part:", "part: expected a mapping, got nothing", "KEY: VALUE"),
         ("part: [name]", "part: expected a mapping, got a list", ""),
+        ("prices: [1]", "prices: expected a mapping, got a list", "NAME: VALUE"),
+        ("prices:", "prices: expected a mapping, got nothing", "NAME: VALUE"),
+        ("prices: {a: 1e3}", "prices.a: expected a number, got the text '1e3'", "write 1000.0"),
+        ("prices: {a: -1}", "prices.a: -1.0 must be at least 0", ""),
+        ("prices: {3: 1}", "prices, a key: expected text, got 3", "quotes"),
+        ("prices: {long: 1}", "prices, a key: too long a name", "3 characters"),
+        ("parts: {a: {nome: x}}", "parts.a.nome: unknown key", "name"),
         ("[1]", "config: expected a mapping, got a list", "KEY: VALUE"),
     ],
 )
@@ -79,6 +95,13 @@ def test_messages(text: str, message: str, hint: str) -> None:
     assert error.message.startswith(message)
     assert hint in error.hint
     assert bool(hint) == bool(error.hint)
+
+
+def test_mappings_are_read() -> None:
+    read = parse_section(Section, {"prices": {"a": 1, "b": 2.5}, "parts": {"c": {"name": "y"}}}, "")
+    assert read.prices == {"a": 1.0, "b": 2.5}
+    assert read.parts == {"c": Part(name="y")}
+    assert Section().prices == {}
 
 
 @pytest.mark.parametrize("text", ["1e9", "1E9", "1e-3", "2.5e10", "1e-7", "7e22"])

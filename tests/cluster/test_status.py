@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 
 from cluster import errors
@@ -22,6 +24,21 @@ def test_every_error_comes_back_as_itself(kind: type[DSparkError], hint: str) ->
     back = error_of(error.grpc_code, details_of(error), "host:1")
     assert type(back) is kind
     assert (back.message, back.hint) == (error.message, error.hint)
+
+
+@pytest.mark.parametrize("char", ["x", "%", "é", "🎈"])
+def test_what_no_header_can_hold_is_cut(char: str) -> None:
+    """An engine's message may quote a whole grammar."""
+    error = errors.BadConstraint("line 1: " + char * 10_000, hint=char * 10_000)
+    details = details_of(error)
+    assert len(quote(details, safe="")) < 6 << 10
+    back = error_of(error.grpc_code, details, "host:1")
+    assert type(back) is errors.BadConstraint
+    assert back.message.startswith("line 1: " + char * 300)
+    assert back.message.endswith(char + "...")
+    assert back.hint.endswith(char + "...")
+    short = errors.BadConstraint(char * 300, hint=char * 80)
+    assert error_of(short.grpc_code, details_of(short), "host:1").message == short.message
 
 
 @pytest.mark.parametrize(

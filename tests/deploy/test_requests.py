@@ -13,6 +13,7 @@ from cluster.api import dspark_v1_pb2 as pb
 from cluster.config import RouterConfig
 from cluster.errors import (
     AuthError,
+    BadConstraint,
     BadSamplingParameter,
     CheckpointError,
     ConfigError,
@@ -68,6 +69,7 @@ def test_what_is_absent_takes_its_default(text_model: TextModel) -> None:
     assert (request.request_id, request.max_new_tokens, request.draft) == ("new", 77, True)
     assert request.deadline_s is None
     assert (request.target_rate, request.tier) == (0.0, "")
+    assert (request.constraint_kind, request.constraint, request.adapter) == ("", "", "")
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.0, 1.0, 1.0)
     assert sampling.mode == "coupled"
@@ -88,6 +90,8 @@ def test_what_is_given_arrives(text_model: TextModel) -> None:
         deadline_s=1.5,
         target_tokens_per_s=12.5,
         tier="batch",
+        constraint=pb.Constraint(regex="[a-z]+é"),
+        adapter="sql",
         sampling=pb.Sampling(
             temperature=0.5,
             top_k=4,
@@ -107,6 +111,8 @@ def test_what_is_given_arrives(text_model: TextModel) -> None:
     assert (request.stop_strings, request.stop_ids) == (("a",), (9,))
     assert (request.ignore_eos, request.draft, request.deadline_s) == (True, False, 1.5)
     assert (request.target_rate, request.tier) == (12.5, "batch")
+    assert (request.constraint_kind, request.constraint) == ("regex", "[a-z]+é")
+    assert request.adapter == "sql"
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 4, 0.0)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.1)
@@ -125,6 +131,8 @@ def test_what_is_given_arrives(text_model: TextModel) -> None:
         (pb.GenerateRequest(text="x", request_id="x" * 129), InvalidRequest),
         (pb.GenerateRequest(text="x", target_tokens_per_s=0.0), InvalidRequest),
         (pb.GenerateRequest(text="x", target_tokens_per_s=float("nan")), InvalidRequest),
+        (pb.GenerateRequest(text="x", constraint=pb.Constraint()), BadConstraint),
+        (pb.GenerateRequest(text="x", constraint={"json_object": False}), BadConstraint),
         (pb.GenerateRequest(text="x", sampling=pb.Sampling(top_k=-1)), BadSamplingParameter),
         (pb.GenerateRequest(text="x", sampling=pb.Sampling(mode=7)), Unsupported),  # type: ignore[arg-type]
     ],
@@ -134,6 +142,26 @@ def test_what_makes_no_request_is_refused(
 ) -> None:
     with pytest.raises(kind):
         build(message, text_model)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        (pb.Constraint(json_schema='{"z": 1, "a": 2}'), "json_schema", '{"z": 1, "a": 2}'),
+        (pb.Constraint(json_object=True), "json_object", ""),
+        (pb.Constraint(regex=""), "regex", ""),
+        (pb.Constraint(choice=pb.Choices(texts=["né", '"'])), "choice", '["né", "\\""]'),
+        (pb.Constraint(choice=pb.Choices()), "choice", "[]"),
+        (pb.Constraint(grammar="root ::= x"), "grammar", "root ::= x"),
+    ],
+)
+def test_every_constraint_arrives_as_kind_and_text(
+    text_model: TextModel, given: pb.Constraint, kind: str, text: str
+) -> None:
+    """Empty ones too, for admission to refuse."""
+    request = build(pb.GenerateRequest(text="Hi", constraint=given), text_model)
+    assert (request.constraint_kind, request.constraint) == (kind, text)
 
 
 @pytest.mark.model

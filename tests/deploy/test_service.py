@@ -19,12 +19,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from cluster.environment import child_environment
 from cluster.errors import (
     AuthError,
+    BadConstraint,
     BadSamplingParameter,
     DeadlineExceeded,
     DSparkError,
     InvalidRequest,
     PromptTooLong,
     TokenOutOfVocabulary,
+    UnknownAdapter,
+    Unsupported,
 )
 from cluster.profile_snapshot import ProfileSnapshot
 from dspark.client import Client
@@ -160,6 +163,14 @@ async def test_twelve_at_once(served: Served) -> None:
         ({"target_tokens_per_s": 0.0}, InvalidRequest, "over 0"),
         ({"target_tokens_per_s": float("inf")}, InvalidRequest, "tokens/s"),
         ({"tier": "gold"}, InvalidRequest, "standard, interactive, batch"),
+        ({"json_schema": "{"}, BadConstraint, "not JSON"),
+        ({"choice": ["a", "a"]}, BadConstraint, "'a' twice"),
+        ({"regex": ""}, BadConstraint, "regex is empty"),
+        ({"json_object": True, "ignore_eos": True}, BadConstraint, "ignore_eos"),
+        ({"adapter": "a b"}, UnknownAdapter, "letters, digits"),
+        # These two the engine itself refuses: they come the whole way back.
+        ({"json_schema": {"type": "object"}}, Unsupported, "verifier.engine: vllm"),
+        ({"adapter": "sql"}, Unsupported, "verifier.adapters"),
     ],
 )
 def test_bad_input_is_refused_with_a_hint(
@@ -199,6 +210,25 @@ def test_model_and_metrics(served: Served) -> None:
     assert (model.verifiers, model.drafters) == (1, 1)
     assert model.version == "0.1.0"
     assert model.metrics["lanes"] == 1
+
+
+def test_the_second_turn_of_a_chat_begins_behind_the_first(served: Served) -> None:
+    with served.client() as client:
+        first = client.generate(messages=STORY, max_tokens=48, ignore_eos=True)
+        turns = [*STORY, {"role": "assistant", "content": first.text}]
+        before = client.get_model().metrics
+        turns.append({"role": "user", "content": "Go on."})
+        second = client.generate(messages=turns, max_tokens=8, ignore_eos=True)
+        assert second.text
+        after = client.get_model().metrics
+    assert first.usage is not None
+    assert second.usage is not None
+    found, computed = (
+        after[name] - before[name] for name in ("num_cached_tokens", "num_prefill_tokens")
+    )
+    assert found + computed == second.usage.prompt_tokens
+    assert found > first.usage.prompt_tokens, "some of the answer is found as well"
+    assert after["num_preempted"] == 0
 
 
 def test_scheduling_changes_while_serving(served: Served) -> None:

@@ -39,6 +39,58 @@ def test_generate_streams_the_answer(
     assert list(request.stop) == ["x"]
 
 
+def test_generate_binds_the_answer(fake: FakeDSpark, address: str, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "g.ebnf"
+    schema.write_text('{"type": "object"}')
+    grammar.write_text("root ::= x")
+    command = ["generate", "Hi", "--address", address]
+    for flags in (
+        ["--json-schema", str(schema), "--adapter", "sql"],
+        ["--json-object"],
+        ["--regex", "a+"],
+        ["--choice", "yes", "--choice", "no"],
+        ["--grammar", str(grammar)],
+        [],
+    ):
+        assert main([*command, *flags]) == 0
+    sent = [request.constraint for request in fake.requests]
+    assert [(c.json_schema, c.json_object) for c in sent[:2]] == [
+        ('{"type": "object"}', False), ("", True),
+    ]  # fmt: skip
+    assert (sent[2].regex, list(sent[3].choice.texts)) == ("a+", ["yes", "no"])
+    assert sent[4].grammar == "root ::= x"
+    assert not fake.requests[5].HasField("constraint")
+    assert [request.adapter for request in fake.requests] == ["sql", "", "", "", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--json-schema", "/no/such"], "cannot read /no/such"),
+        (["--grammar", "/"], "cannot read /"),
+    ],
+)
+def test_a_form_that_cannot_be_read_is_a_line(
+    fake: FakeDSpark,
+    address: str,
+    flags: list[str],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["generate", "Hi", "--address", address, *flags]) == 2
+    assert named in capsys.readouterr().err
+    assert not fake.requests
+
+
+def test_generate_takes_one_form(
+    fake: FakeDSpark, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "Hi", "--address", address, "--regex", "a", "--choice", "a"])
+    assert "not allowed with" in capsys.readouterr().err
+    assert not fake.requests
+
+
 def test_generate_raw_from_standard_input(
     fake: FakeDSpark, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from cluster.errors import (
     AuthError,
+    BadConstraint,
     BadSamplingParameter,
     DeadlineExceeded,
     DSparkError,
@@ -63,6 +64,8 @@ def test_options_reach_the_server_and_absent_ones_stay_absent(
             deadline_s=2.0,
             target_tokens_per_s=12.5,
             tier="batch",
+            json_schema={"type": "object"},
+            adapter="sql",
             request_id="r1",
         )
         assert first.text == TEXT
@@ -76,10 +79,13 @@ def test_options_reach_the_server_and_absent_ones_stay_absent(
     assert list(request.stop) == ["x"]
     assert request.deadline_s == 2.0
     assert (request.target_tokens_per_s, request.tier) == (12.5, "batch")
+    assert request.constraint.json_schema == '{"type": "object"}'
+    assert request.adapter == "sql"
     assert fake.metadata[0]["authorization"] == "Bearer secret"
     assert fake.metadata[0]["application"] == "mine"
     assert bare.request_id
-    assert bare.tier == ""
+    assert (bare.tier, bare.adapter) == ("", "")
+    assert not bare.HasField("constraint")
     for name in ("max_tokens", "draft", "deadline_s", "target_tokens_per_s"):
         assert not bare.HasField(name)
     assert not bare.sampling.HasField("seed")
@@ -100,6 +106,7 @@ def test_token_comes_from_the_environment(
         AuthError("wrong token", hint="set DSPARK_TOKEN"),
         BadSamplingParameter("temperature -1.0 is out of range", hint="0 for greedy"),
         PromptTooLong("too long\nover two lines"),
+        BadConstraint("line 3 of the grammar: " + "né" * 200, hint="define né"),
         Overloaded("queue full", retry_after_s=2.5),
         DeadlineExceeded("deadline passed"),
     ],
@@ -112,6 +119,27 @@ def test_errors_come_back_as_what_they_were(
         _ = client.generate("Hi").text
     assert type(caught.value) is type(error)
     assert (caught.value.message, caught.value.hint) == (error.message, error.hint)
+
+
+@pytest.mark.parametrize("char", ["x", "é", "🎈"])
+def test_a_long_error_is_cut_and_stays_what_it_is(
+    fake: FakeDSpark, address: str, char: str
+) -> None:
+    """Past the limit of a header the client would see another error, and try again."""
+    fake.error = BadConstraint(char * 4096, hint=char * 4096)
+    with Client(address) as client, pytest.raises(BadConstraint) as caught:
+        _ = client.generate("Hi").text
+    assert caught.value.message.startswith(char * 100)
+
+
+async def test_the_async_client_takes_the_same_options(fake: FakeDSpark, address: str) -> None:
+    async with AsyncClient(address) as client:
+        assert await client.generate("Hi", choice=["yes", "no"], adapter="sql").text() == TEXT
+        with pytest.raises(BadConstraint):
+            client.generate("Hi", choice=["yes"], json_object=True)
+    (request,) = fake.requests
+    assert list(request.constraint.choice.texts) == ["yes", "no"]
+    assert request.adapter == "sql"
 
 
 async def test_an_error_midway_keeps_what_came_before(fake: FakeDSpark, address: str) -> None:
@@ -149,6 +177,9 @@ def test_exactly_one_input(given: dict[str, Any]) -> None:
         ({"mode": "magic"}, "magic"),
         ({"seed": -1}, "seed '-1' does not fit"),
         ({"max_tokens": "many"}, "max_tokens 'many' does not fit"),
+        ({"adapter": 3}, "adapter '3' does not fit"),
+        ({"regex": "a+", "json_schema": {}}, "json_schema and regex: an answer has one form"),
+        ({"choice": "yes"}, "choice 'yes'"),
     ],
 )
 def test_a_wrong_option_is_refused_before_sending(options: dict[str, object], named: str) -> None:

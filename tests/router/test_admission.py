@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,7 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cluster.errors import BadSamplingParameter, DSparkError, InvalidRequest, Overloaded
+from cluster.constraints import KINDS
+from cluster.errors import (
+    BadConstraint,
+    BadSamplingParameter,
+    DSparkError,
+    InvalidRequest,
+    Overloaded,
+    UnknownAdapter,
+)
 from cluster.wire import MAX_BIASES, MAX_TOP_K, Sampling, Submit, decode, encode
 from router.admission import ModelLimits, WaitingQueue, check_request
 from router.lane_request import LaneRequest
@@ -64,6 +73,12 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
         deadline_s=draw(st.none() | floats),
         target_rate=draw(st.just(0.0) | floats),
         tier=draw(st.sampled_from(["", "batch", "gold", "x" * 65])),
+        constraint_kind=draw(st.sampled_from(["", *KINDS, "x" * 17])),
+        constraint=draw(
+            st.sampled_from(["", "{}", '["a"]', "x" * 65536, "x" * 65537, "é" * 32768, "\ud800"])
+        ),
+        adapter=draw(st.sampled_from(["", "sql", "x" * 128, "x" * 129, "\ud800"])),
+        ignore_eos=draw(st.booleans()),
         request_id=draw(st.text(st.characters(codec="utf-8"), max_size=3)),
         stop_ids=(7,) * draw(st.sampled_from([0, 1000, 1001])),
         stop_strings=("x" * draw(st.integers(0, 1025)),) * draw(st.sampled_from([0, 64, 65])),
@@ -74,6 +89,10 @@ def requests(draw: st.DrawFn) -> GenerateRequest:
 @example(make_request((1,), sampling=make_sampling(top_k=MAX_TOP_K)))
 @example(make_request((1,), sampling=biased(MAX_BIASES)))
 @example(make_request((1,), deadline_s=math.inf))
+@example(make_request((1,), constraint_kind="regex", constraint="x" * 65536, adapter="x" * 128))
+@example(
+    make_request((1,), constraint_kind="json_schema", constraint='{"a":"' + "é" * 32764 + '"}')
+)
 @settings(max_examples=300, deadline=None)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_what_is_admitted_fits_every_frame_that_carries_it(request_: GenerateRequest) -> None:
@@ -92,6 +111,9 @@ def test_what_is_admitted_fits_every_frame_that_carries_it(request_: GenerateReq
         stop_ids=ticket.stop_ids,
         sampling=request_.sampling,
         draft=True,
+        constraint_kind=request_.constraint_kind,
+        constraint=request_.constraint,
+        adapter=request_.adapter,
     )
     step = make_step(admissions=(admission_of(lane_request),))
     assert decode(encode(step)) == step
@@ -104,6 +126,13 @@ def test_what_is_admitted_fits_every_frame_that_carries_it(request_: GenerateReq
         (BadSamplingParameter, make_request((1,), sampling=biased(MAX_BIASES + 1))),
         (InvalidRequest, make_request((1,), deadline_s=math.inf)),
         (InvalidRequest, make_request((1,), deadline_s=math.nan)),
+        (
+            BadConstraint,
+            make_request((1,), constraint_kind="regex", constraint="x" * 65537),
+        ),
+        (BadConstraint, make_request((1,), constraint_kind="json_schema", constraint="[]")),
+        (BadConstraint, make_request((1,), constraint="{}")),
+        (UnknownAdapter, make_request((1,), adapter="x" * 129)),
     ],
 )
 def test_what_no_frame_can_carry_is_refused(
@@ -139,6 +168,27 @@ def test_a_lent_request_keeps_its_target_and_tier() -> None:
     request = make_request((1, 2), target_rate=12.5, tier="batch")
     lent = request_of(decode_submit(encode(submit_of(ticket_of(request), 0.0, loan=1))))
     assert (lent.target_rate, lent.tier) == (12.5, "batch")
+
+
+def test_a_lent_request_keeps_its_constraint_and_adapter() -> None:
+    asked = {"constraint_kind": "choice", "constraint": '["né"]', "adapter": "sql"}
+    ticket = ticket_of(make_request((1, 2), **asked))
+    lent = request_of(decode_submit(encode(submit_of(ticket, 0.0, loan=1))))
+    assert {name: getattr(lent, name) for name in asked} == asked
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("regex", "a+"), ("json_object", ""), ("json_schema", "{}"), ("choice", '["a"]')],
+)
+def test_a_constraint_wants_the_end_of_sequence(kind: str, text: str) -> None:
+    """A form that is complete allows nothing but the end: without it, what comes is of no form."""
+    constrained = make_request((1,), constraint_kind=kind, constraint=text)
+    check_request(constrained, LIMITS)
+    with pytest.raises(BadConstraint, match="ignore_eos") as caught:
+        check_request(dataclasses.replace(constrained, ignore_eos=True), LIMITS)
+    assert caught.value.hint
+    check_request(make_request((1,), ignore_eos=True), LIMITS)
 
 
 def decode_submit(data: bytes) -> Submit:

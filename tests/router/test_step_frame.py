@@ -75,3 +75,23 @@ def test_admission_of_a_continuation() -> None:
     assert admission.ids.tolist() == [1, 2, 3]
     assert (admission.num_prompt, admission.max_new_tokens) == (2, 10)
     assert (admission.drafter_id, admission.want_draft) == ("", False)
+    assert (admission.constraint_kind, admission.constraint, admission.adapter) == ("", "", "")
+
+
+def test_admission_of_a_bound_answer() -> None:
+    bound = LaneRequest(
+        rid=1,
+        ids=[1, 2, 3],
+        num_prompt=2,
+        max_new_tokens=10,
+        stop_ids=(4,),
+        sampling=make_sampling(),
+        draft=True,
+        constraint_kind="regex",
+        constraint="é+",
+        adapter="sql",
+    )
+    admission = admission_of(bound)
+    assert (admission.constraint_kind, admission.constraint) == ("regex", "é+")
+    assert admission.adapter == "sql"
+    assert (admission.ids.tolist(), admission.num_prompt) == ([1, 2, 3], 2)

@@ -796,6 +796,21 @@ async def test_the_directory_knows_the_replica(replica: Replica) -> None:
     assert await replica.directory.members() == ()
 
 
+class Gauged(FakeEngine):
+    """Tells how full it is."""
+
+    def step(self, step: Step) -> StepOutcome:
+        gauges = {"prefix_blocks": float(self.num_steps)}
+        return dataclasses.replace(super().step(step), gauges=gauges)
+
+
+async def test_the_directory_knows_the_gauges_of_the_engine() -> None:
+    async with make_replica(Gauged()) as replica, make_router(replica) as router:
+        await router.step(admissions=(make_admission(1, PROMPT),))
+        await router.step()
+        assert replica.node.describe().details["prefix_blocks"] == 1.0
+
+
 async def test_drain_finishes_what_is_there(replica: Replica) -> None:
     assert await replica.node.drain(0.01)  # idle: at once
     async with make_router(replica, "router-1", acquire=False) as router:

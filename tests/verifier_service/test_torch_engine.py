@@ -14,11 +14,13 @@ import torch
 
 from cluster import digest
 from cluster.errors import (
+    BadConstraint,
     BadSamplingParameter,
     DSparkError,
     InvalidRequest,
     PromptTooLong,
     TokenOutOfVocabulary,
+    Unsupported,
 )
 from cluster.wire import FINISH_LENGTH, FINISH_STOP, decode, encode
 from tests.frames import Row, make_sampling, make_step
@@ -316,6 +318,9 @@ def test_to_exactly_max_model_len_with_gamma_pending(folder: Path, reference: An
         ({"num_prompt": 2, "max_new_tokens": 3}, InvalidRequest),
         ({"sampling": make_sampling(temperature=-1.0)}, BadSamplingParameter),
         ({"sampling": make_sampling(mode="guess")}, BadSamplingParameter),
+        ({"constraint_kind": "json_object"}, Unsupported),
+        ({"constraint_kind": "choice", "constraint": "[]"}, BadConstraint),
+        ({"adapter": "sql"}, Unsupported),
     ],
 )
 def test_check_refuses(

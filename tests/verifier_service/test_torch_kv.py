@@ -72,6 +72,106 @@ def test_falling_blocks_are_not_a_run() -> None:
     assert not Reservation(blocks=(2, 1), block_tokens=4).is_contiguous
 
 
+def test_scattered_blocks_that_span_their_number_are_not_a_run() -> None:
+    """A run taken for one that it is not would have a request read what belongs to another."""
+    allocator = BlockAllocator(num_blocks=8, block_tokens=4)
+    held = [allocator.reserve(4) for _ in range(8)]
+    for block in (4, 5, 2, 7):
+        reservation = held[block]
+        assert reservation is not None
+        allocator.release(reservation)
+    scattered = allocator.reserve(16)
+    assert scattered is not None
+    assert sorted(scattered.blocks) == [2, 4, 5, 7]
+    assert scattered.blocks[-1] - scattered.blocks[0] == 3
+    assert not scattered.is_contiguous
+    assert scattered.slots(0, 16) == [4 * b + i for b in scattered.blocks for i in range(4)]
+
+
+def whole(allocator: BlockAllocator, num_blocks: int, name: bytes) -> list[bytes]:
+    """Lend blocks, fill them and give them back. Returns their hashes."""
+    reservation = allocator.reserve(num_blocks * allocator.block_tokens)
+    assert reservation is not None
+    hashes = [name + bytes([place]) for place in range(num_blocks)]
+    for block, block_hash in zip(reservation.blocks, hashes, strict=True):
+        allocator.index.put(block, block_hash)
+    allocator.index.touch(hashes)
+    allocator.release(reservation)
+    return hashes
+
+
+def test_runs_that_cost_least_are_lent_first() -> None:
+    allocator = BlockAllocator(num_blocks=10, block_tokens=4)
+    a, b, c = (whole(allocator, num, name) for num, name in ((3, b"a"), (3, b"b"), (2, b"c")))
+    find = allocator.index.find
+    assert [find(a), find(b), find(c)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    first = allocator.reserve(8)
+    assert first is not None
+    assert first.blocks == (8, 9), "nobody's"
+    allocator.index.touch(a)
+    second = allocator.reserve(8)
+    assert second is not None
+    assert second.blocks == (4, 5), "the least recently used's tail"
+    assert [find(a), find(b), find(c)] == [[0, 1, 2], [3], [6, 7]]
+    third = allocator.reserve(8)
+    assert third is not None
+    assert third.blocks == (6, 7), "the least recently used by now"
+    assert allocator.free_blocks == 4
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["lend", "keep", "return"]), st.integers(1, 9)), max_size=80)
+)
+def test_what_is_found_was_not_lent_since(moves: list[tuple[str, int]]) -> None:
+    """And a run is never found wanting because what is kept lies in its way."""
+    allocator = BlockAllocator(num_blocks=NUM_BLOCKS, block_tokens=1)
+    held: list[Reservation] = []
+    kept: dict[bytes, int] = {}
+    for move, number in moves:
+        if move == "lend":
+            free = free_by_hand(held)
+            got = allocator.reserve(number)
+            assert (got is None) == (number > len(free))
+            if got is not None:
+                assert got.is_contiguous == (longest_run(free) >= number)
+                kept = {name: block for name, block in kept.items() if block not in got.blocks}
+                held.append(got)
+        elif move == "keep" and held:
+            for block in held[number % len(held)].blocks[:2]:
+                name = bytes([block])
+                allocator.index.put(block, name)
+                kept[name] = block
+        elif held:
+            allocator.release(held.pop(number % len(held)))
+        for block in range(NUM_BLOCKS):
+            name = bytes([block])
+            assert allocator.index.find([name]) == ([kept[name]] if name in kept else [])
+            assert allocator.is_free(block) == (block in free_by_hand(held))
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets"), [([0, 1], [3, 4]), ([1, 2], [0, 1]), ([2, 4, 3], [3, 2, 5])]
+)
+def test_copies_may_overlap(sources: list[int], targets: list[int]) -> None:
+    cache = KVCache(
+        num_layers=2,
+        num_slots=12,
+        num_kv_heads=3,
+        head_dim=2,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    for tensor in (*cache.keys, *cache.values):
+        tensor.normal_()
+    before = [tensor.clone() for tensor in (*cache.keys, *cache.values)]
+    cache.copy_blocks(sources, targets, 2)
+    for old, new in zip(before, (*cache.keys, *cache.values), strict=True):
+        want = old.clone()
+        for source, target in zip(sources, targets, strict=True):
+            want[:, 2 * target : 2 * target + 2] = old[:, 2 * source : 2 * source + 2]
+        assert torch.equal(new, want)
+
+
 def test_clear_zeroes_only_the_slots_given() -> None:
     cache = KVCache(
         num_layers=2,

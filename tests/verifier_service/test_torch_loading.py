@@ -155,6 +155,13 @@ def test_devices_and_dtypes() -> None:
         resolve_dtype("int4", CPU, torch.float32)
 
 
+def test_adapters_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    save_llama(tmp_path)
+    with pytest.raises(Unsupported, match=r"verifier\.adapters") as caught:
+        make_engine(tmp_path, adapters={"sql": "/a"})
+    assert caught.value.hint == "verifier.engine: vllm"
+
+
 def test_limits_follow_config_and_checkpoint(tmp_path: Path) -> None:
     save_llama(tmp_path)
     limits = make_engine(tmp_path, kv_tokens=1000, kv_block_tokens=32, max_requests=5).limits

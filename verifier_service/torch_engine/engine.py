@@ -5,31 +5,31 @@ into work, run the model once, judge, commit, report. Prefill is first in, first
 
 KV is reserved in full at admission (see `kv`): an admitted request always finishes. Drafts past
 a request's last token are not computed, so no slack for gamma is needed. Rejected drafts leave
-their keys behind; the next step that reaches those positions overwrites them.
-
-Shape legend: T tokens or committed rows, F raw feature width, D draft hidden size.
+their keys behind; the next step that reaches those positions overwrites them. What was computed
+stays findable behind a request's end (see `prefix_cache`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from cluster.errors import DSparkError, FrameError, Overloaded
 from cluster.wire import FINISH_NONE, Admission, Step
 from verifier_service.acceptance import truncate
-from verifier_service.engine import CommittedRows, EngineLimits, StepOutcome, StepShape
+from verifier_service.engine import EngineLimits, StepOutcome, StepShape
 from verifier_service.live_request import check_admission, most_ids
+from verifier_service.prefix_rows import PrefixRows
 from verifier_service.projection import Projects
-from verifier_service.step_report import Ran, Report
+from verifier_service.step_report import Report
+from verifier_service.torch_engine.commits import Commit, commit, project
 from verifier_service.torch_engine.compute import Computed, compute
 from verifier_service.torch_engine.kv import BlockAllocator, KVCache
 from verifier_service.torch_engine.measure import synthetic_step
 from verifier_service.torch_engine.model import TargetModel
+from verifier_service.torch_engine.prefix_cache import PrefixCache
 from verifier_service.torch_engine.requests import (
     Request,
     Work,
@@ -46,10 +46,18 @@ class TorchEngine:
         model: loaded weights.
         limits: what it may hold; KV for ``kv_blocks`` blocks is allocated here.
         projection: usually of the drafter (`FeatureProjection`), None to ship no features.
+        prefix_cache: whether prompts may begin behind what was computed before.
+        prefix_rows_bytes: of projected rows kept for it.
     """
 
     def __init__(
-        self, model: TargetModel, limits: EngineLimits, projection: Projects | None = None
+        self,
+        model: TargetModel,
+        limits: EngineLimits,
+        projection: Projects | None = None,
+        *,
+        prefix_cache: bool = False,
+        prefix_rows_bytes: int = 0,
     ) -> None:
         self._model = model
         self._limits = limits
@@ -66,6 +74,13 @@ class TorchEngine:
             head_dim=model.spec.head_dim,
             dtype=model.dtype,
             device=model.device,
+        )
+        store = PrefixRows(max_bytes=prefix_rows_bytes, block_tokens=limits.kv_block_tokens)
+        self._prefix = PrefixCache(
+            self._allocator,
+            self._cache,
+            rows=None if projection is None else store,
+            enabled=prefix_cache,
         )
 
     @property
@@ -86,33 +101,34 @@ class TorchEngine:
             self._release(rid)
         self._admit(step.admissions, report)
         work = self._take_rows(step, report)
-        num_verify = sum(len(item.span.ids) for item in work)
+        num_verify = sum(item.num_tokens for item in work)
         work += self._take_chunks(
             min(step.prefill_budget, self._limits.max_step_tokens - num_verify)
         )
-        committed: list[CommittedRows] = []
+        commits: list[Commit] = []
         if work:
             spans, rows = [item.span for item in work], [item.row for item in work]
             computed = compute(self._model, self._cache, self._taps, spans, rows)
-            committed = self._commit(work, computed, report)
+            commits = self._commit(work, computed, report)
         result = report.result(
             step,
-            (
-                Ran(
-                    first=item.span.first,
-                    num_tokens=len(item.span.ids),
-                    is_prefill=item.is_prefill,
-                )
-                for item in work
-            ),
+            [item.ran for item in work],
             step_s=time.perf_counter() - started_s,
             free_kv_blocks=self._allocator.free_blocks,
             pending_prefill_tokens=sum(r.pending_prefill for r in self._requests.values()),
         )
-        return StepOutcome(result=result, committed=tuple(committed))
+        return StepOutcome(
+            result=result,
+            committed=tuple(item.rows for item in commits),
+            gauges=self._prefix.gauges(),
+        )
 
     def release_all(self) -> None:
-        """See `Engine.release_all`."""
+        """See `Engine.release_all`.
+
+        The prefix cache stays: it depends on ids and weights alone, and requests that come back
+        under the next lease, with what they had emitted, find what they had computed.
+        """
         for rid in list(self._requests):
             self._release(rid)
 
@@ -136,6 +152,7 @@ class TorchEngine:
     def _release(self, rid: int) -> None:
         request = self._requests.pop(rid, None)
         if request is not None:
+            self._prefix.leave(request)
             self._allocator.release(request.reservation)
 
     def _admit(self, admissions: Iterable[Admission], report: Report) -> None:
@@ -151,7 +168,9 @@ class TorchEngine:
             raise FrameError(f"request {admission.rid} is already here")
         if len(self._requests) >= self._limits.max_requests:
             raise Overloaded(f"{self._limits.max_requests} requests are in hand")
+        ids: list[int] = admission.ids.tolist()
         most = most_ids(admission, self._limits)
+        found = self._prefix.find(admission, ids)
         # The last token's keys are never needed: nothing comes after it.
         reservation = self._allocator.reserve(most - 1)
         if reservation is None:
@@ -159,12 +178,9 @@ class TorchEngine:
                 f"{self._allocator.blocks_for(most - 1)} KV blocks needed, "
                 f"{self._allocator.free_blocks} free"
             )
-        return Request(
-            admission=admission,
-            reservation=reservation,
-            most_ids=most,
-            ids=admission.ids.tolist(),
-        )
+        request = Request(admission=admission, reservation=reservation, most_ids=most, ids=ids)
+        self._prefix.fill(request, found)
+        return request
 
     def _take_rows(self, step: Step, report: Report) -> list[Work]:
         work: list[Work] = []
@@ -180,7 +196,7 @@ class TorchEngine:
                 report.fail(rid, error)
                 continue
             taken.add(rid)
-            num_tokens += len(item.span.ids)
+            num_tokens += item.num_tokens
             work.append(item)
         return work
 
@@ -189,24 +205,22 @@ class TorchEngine:
         for request in self._requests.values():
             if request.prefilled or budget <= 0:
                 continue
-            chunks.append(prefill_work(request, budget))
-            budget -= len(chunks[-1].span.ids)
+            cached_TD = None if request.has_begun else self._prefix.begin(request)
+            chunks.append(prefill_work(request, budget, cached_TD))
+            budget -= chunks[-1].num_tokens
         return chunks
 
     # --- giving back ------------------------------------------------------------------------
 
-    def _commit(
-        self, work: Sequence[Work], computed: Computed, report: Report
-    ) -> list[CommittedRows]:
-        """Append what was emitted, advance every request, free what finished."""
-        committed: list[CommittedRows] = []
-        kept: list[int] = []
+    def _commit(self, work: Sequence[Work], computed: Computed, report: Report) -> list[Commit]:
+        """Append what was emitted, advance every request, keep its rows, free what finished."""
+        commits: list[Commit] = []
         for index, item in enumerate(work):
             request = item.request
             if index in computed.broken:
                 self._drop_broken(request, report)
                 continue
-            finish, num_rows = FINISH_NONE, len(item.span.ids)
+            finish, num_rows = FINISH_NONE, item.num_tokens
             if item.row is not None:
                 verdict, finish = truncate(
                     computed.verdicts[index],
@@ -217,37 +231,19 @@ class TorchEngine:
                 num_rows = num_rows if item.is_prefill else len(verdict.token_ids)
                 request.prefilled = True
                 report.rows.append((request, verdict, finish))
-            first = computed.offsets[index]
-            kept.extend(range(first, first + num_rows))
-            committed.append(
-                CommittedRows(
-                    rid=request.rid,
-                    first_position=request.num_computed,
-                    ids=request.commit(num_rows),
-                    digest=request.digest,
-                    features=None,
-                    prefill_done=request.prefilled,
-                    finished=finish != FINISH_NONE,
-                )
-            )
-            if finish != FINISH_NONE:
-                self._release(request.rid)
-        return self._with_features(committed, computed.features, kept)
-
-    def _with_features(
-        self, committed: list[CommittedRows], features_TF: Tensor | None, kept: list[int]
-    ) -> list[CommittedRows]:
-        """Project the committed rows, all requests in one product, and hand each its own."""
-        if self._projection is None or features_TF is None or not kept:
-            return committed
-        index = torch.tensor(kept, device=features_TF.device)
-        rows_TD = self._projection(features_TF.index_select(0, index)).cpu()
-        parts = torch.split(rows_TD, [len(item.ids) for item in committed])
-        return [replace(item, features=part) for item, part in zip(committed, parts, strict=True)]
+            offset = computed.offsets[index]
+            commits.append(commit(item, offset, num_rows, finished=finish != FINISH_NONE))
+        commits = project(commits, computed.features, self._projection)
+        for done in commits:
+            self._prefix.keep(done.request, done.first_position, done.computed_TD)
+            if done.rows.finished:
+                self._release(done.request.rid)
+        return commits
 
     def _drop_broken(self, request: Request, report: Report) -> None:
         """End a request whose numbers are not finite, and leave none of them behind."""
         reservation = request.reservation
         self._cache.clear(reservation.slots(0, reservation.capacity))
+        self._prefix.forget(request)
         self._release(request.rid)
         report.fail(request.rid, DSparkError("the target's hidden states are not finite"))

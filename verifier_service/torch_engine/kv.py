@@ -10,11 +10,21 @@ Shape legend: J key/value heads, S slots (block size times blocks), E head dimen
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from verifier_service.torch_engine.block_index import BlockIndex
+
+_LENT: Final = np.iinfo(np.int64).max
+"""Cost of a block that somebody has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +39,10 @@ class Reservation:
         """Positions that fit."""
         return len(self.blocks) * self.block_tokens
 
-    @property
+    @cached_property
     def is_contiguous(self) -> bool:
         """Whether position p lies at slot ``start + p`` for every p."""
-        return not self.blocks or self.blocks[-1] - self.blocks[0] == len(self.blocks) - 1
+        return all(after == block + 1 for block, after in pairwise(self.blocks))
 
     @property
     def start(self) -> int:
@@ -48,74 +58,72 @@ class Reservation:
 
 
 class BlockAllocator:
-    """First-fit allocation of block runs. Pure bookkeeping: knows numbers, not tensors."""
+    """Lends runs of blocks. Pure bookkeeping: knows numbers, not tensors.
+
+    A block that was given back goes on holding what its request computed, and can be found in
+    ``index`` until it is lent again; of all places where a run fits, the one is taken that costs
+    least of that. The first such, so that equal requests lie equally spaced.
+    """
 
     def __init__(self, *, num_blocks: int, block_tokens: int) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
-        self._runs: list[range] = [range(num_blocks)] if num_blocks else []
-        """Free runs, rising, never touching."""
-
-    @property
-    def free_blocks(self) -> int:
-        return sum(map(len, self._runs))
+        self.free_blocks = num_blocks
+        self.index = BlockIndex(num_blocks)
+        self._lent = np.zeros(num_blocks, np.bool_)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` positions need."""
         return -(-num_tokens // self.block_tokens)
 
+    def is_free(self, block: int) -> bool:
+        """Whether nobody has been lent this block."""
+        return not self._lent[block]
+
     def reserve(self, num_tokens: int) -> Reservation | None:
         """Blocks for ``num_tokens`` positions, None when there are not enough.
 
-        One run where any free run is long enough (the first such, so that equal requests lie
-        equally spaced), else the longest runs one after the other.
+        One run where any free run is long enough: the one whose most recently used block was used
+        least recently. Else the longest runs one after the other.
         """
         wanted = self.blocks_for(num_tokens)
         if wanted > self.free_blocks:
             return None
-        fitting = next((run for run in self._runs if len(run) >= wanted), None)
-        pieces = [fitting] if fitting is not None else sorted(self._runs, key=len, reverse=True)
-        blocks: list[int] = []
-        for run in pieces:
-            taken = run[: wanted - len(blocks)]
-            blocks.extend(taken)
-            self._cut(run, len(taken))
-            if len(blocks) == wanted:
-                break
+        blocks = self._run(wanted) or self._scattered(wanted)
+        self._lent[list(blocks)] = True
+        self.free_blocks -= wanted
+        self.index.drop(blocks)
         return Reservation(blocks=tuple(blocks), block_tokens=self.block_tokens)
 
     def release(self, reservation: Reservation) -> None:
         """Give blocks back; releasing a block that is free is a fault of ours."""
-        for run in _runs_of(reservation.blocks):
-            at = bisect_left(self._runs, run.start, key=lambda free: free.start)
-            before = self._runs[at - 1] if at else range(-1, -1)
-            after = self._runs[at] if at < len(self._runs) else range(self.num_blocks + 1, -1)
-            assert before.stop <= run.start, "block released twice"
-            assert run.stop <= after.start, "block released twice"
-            low, high = run.start, run.stop
-            if before.stop == low and at:
-                low, at = before.start, at - 1
-                del self._runs[at]
-            if after.start == high:
-                high = after.stop
-                del self._runs[at]
-            self._runs.insert(at, range(low, high))
+        blocks = list(reservation.blocks)
+        assert bool(self._lent[blocks].all()), "block released twice"
+        self._lent[blocks] = False
+        self.free_blocks += len(blocks)
 
-    def _cut(self, run: range, num: int) -> None:
-        at = self._runs.index(run)
-        rest = run[num:]
-        self._runs[at : at + 1] = [rest] if rest else []
+    def _run(self, wanted: int) -> range | None:
+        """The cheapest run of free blocks, None if no free run is so long."""
+        cost = _window_max(np.where(self._lent, _LENT, self.index.worth), wanted)
+        start = int(cost.argmin())
+        return None if cost[start] == _LENT else range(start, start + wanted)
+
+    def _scattered(self, wanted: int) -> list[int]:
+        free = np.flatnonzero(~self._lent)
+        runs = np.split(free, np.flatnonzero(np.diff(free) > 1) + 1)
+        runs.sort(key=len, reverse=True)
+        blocks: list[int] = np.concatenate(runs)[:wanted].tolist()
+        return blocks
 
 
-def _runs_of(blocks: tuple[int, ...]) -> list[range]:
-    """Maximal runs of consecutive block numbers, in any order."""
-    runs: list[range] = []
-    for block in sorted(blocks):
-        if runs and runs[-1].stop == block:
-            runs[-1] = range(runs[-1].start, block + 1)
-        else:
-            runs.append(range(block, block + 1))
-    return runs
+def _window_max(values: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+    """Largest value of each window, by the window's start."""
+    done = 1
+    while done < width:
+        more = min(done, width - done)
+        values = np.maximum(values[:-more], values[more:])
+        done += more
+    return values
 
 
 class KVCache:
@@ -144,6 +152,18 @@ class KVCache:
         """Store new positions. Rejected ones are overwritten by the next step that gets there."""
         self.keys[layer].index_copy_(1, slots_T, k_TJE.transpose(0, 1))
         self.values[layer].index_copy_(1, slots_T, v_TJE.transpose(0, 1))
+
+    def copy_blocks(
+        self, sources: Sequence[int], targets: Sequence[int], block_tokens: int
+    ) -> None:
+        """Copy whole blocks, all layers. Sources and targets may overlap in any way."""
+        device = self.keys[0].device
+        from_B = torch.tensor(sources, device=device)
+        to_B = torch.tensor(targets, device=device)
+        for tensor in (*self.keys, *self.values):
+            J, _, E = tensor.shape
+            blocks = tensor.view(J, -1, block_tokens * E)
+            blocks.index_copy_(1, to_B, blocks.index_select(1, from_B))
 
     def clear(self, slots: list[int]) -> None:
         """Zero these slots of every layer, once a request has put infinities or NaN there."""

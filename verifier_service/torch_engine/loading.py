@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cluster.config import ModelConfig, VerifierConfig
-from cluster.errors import CheckpointError, ConfigError
+from cluster.errors import CheckpointError, ConfigError, Unsupported
 from cluster.fingerprint import folder_fingerprint
 from cluster.linear import PackedLinear
 from cluster.tensor_folder import TensorFolder
@@ -40,8 +40,13 @@ def load_engine(
 
     Raises:
         ModelNotFound, CheckpointError, Unsupported, ConfigError: see `load_target`; also a drafter
-            that does not fit the target.
+            that does not fit the target, and any LoRA adapter.
     """
+    if verifier.adapters:
+        raise Unsupported(
+            f"verifier.adapters: {len(verifier.adapters)} for the torch engine, which takes none",
+            hint="verifier.engine: vllm",
+        )
     if verifier.num_threads:
         torch.set_num_threads(verifier.num_threads)
     device = resolve_device(model.device)
@@ -49,7 +54,13 @@ def load_engine(
     projection = None
     if drafter is not None:
         projection = load_feature_projection(drafter, target, device=device, dtype=loaded.dtype)
-    return TorchEngine(loaded, engine_limits(loaded, target, model, verifier), projection)
+    return TorchEngine(
+        loaded,
+        engine_limits(loaded, target, model, verifier),
+        projection,
+        prefix_cache=verifier.prefix_cache,
+        prefix_rows_bytes=verifier.prefix_rows_bytes,
+    )
 
 
 def engine_limits(

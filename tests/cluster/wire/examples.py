@@ -50,7 +50,17 @@ SAMPLING = make_sampling(
 STEP = make_step(
     [Row(rid=1, ids=[4, 5], draft_ids=[6, 7], want_draft=True), Row(rid=2, ids=[8])],
     lane_epoch=1 << 60,
-    admissions=(make_admission(3, [1, 2], sampling=SAMPLING, drafter_address="127.0.0.1:1"),),
+    admissions=(
+        make_admission(
+            3,
+            [1, 2],
+            sampling=SAMPLING,
+            drafter_address="127.0.0.1:1",
+            constraint_kind="choice",
+            constraint='["yes", "né"]',
+            adapter="sql",
+        ),
+    ),
     rebinds=(
         wire.Rebind(rid=2, drafter_id="d", drafter_address="h:1", session_epoch=4, want_draft=True),
     ),
@@ -71,6 +81,8 @@ RESULT = make_result(
     failures=(wire.Failure(rid=2, code="StaleFrame", message="gone"),),
     unbound=i64(1),
     num_pairs=77,
+    num_cached_tokens=48,
+    num_preempted=2,
 )
 COMMIT = make_commit(
     rid=i64(1, 2),
@@ -138,6 +150,9 @@ EXAMPLES: tuple[Frame, ...] = (
         deadline_s=0.0,
         target_rate=12.5,
         tier="batch",
+        constraint_kind="regex",
+        constraint="[a-z]+é",
+        adapter="sql",
     ),
     wire.Emit(
         request_id="a",

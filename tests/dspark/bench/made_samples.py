@@ -46,6 +46,8 @@ def make_sample(
         draft=True,
         target_tokens_per_s=target,
         tier="",
+        adapter="",
+        json_schema="",
     )
     return Sample(
         ask=ask,

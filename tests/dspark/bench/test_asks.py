@@ -58,6 +58,20 @@ def test_options_hold_a_target_only_if_there_is_one() -> None:
     assert (options["target_tokens_per_s"], options["tier"]) == (5.0, "batch")
 
 
+def test_options_hold_a_schema_only_if_there_is_one() -> None:
+    assert "json_schema" not in make_mix().ask(0, 0).options
+    options = make_mix(json_schema="{}", adapter="sql").ask(0, 0).options
+    assert (options["json_schema"], options["adapter"]) == ("{}", "sql")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"json_schema": "["}, {"json_schema": "[]"}, {"adapter": "a b"}, {"tier": "gold"}]
+)
+def test_what_the_server_would_refuse_is_not_asked(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        make_mix(**changes)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -72,5 +86,3 @@ def test_options_hold_a_target_only_if_there_is_one() -> None:
 def test_mistakes_are_found_before_anything_is_sent(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         make_mix(**changes)
-    with pytest.raises(InvalidRequest):
-        make_mix(tier="gold")

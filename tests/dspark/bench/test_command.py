@@ -32,6 +32,9 @@ def test_report_tables_and_picture(
 ) -> None:
     out = tmp_path / "report.json"
     flags = ["--users", "2", "--requests", "8", "--temperature", "0", "0.7", "--max-tokens", "9"]
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    flags += ["--adapter", "sql", "--json-schema", str(schema)]
     flags += ["--mode", "coupled", "rejection", "--target-tokens-per-s", "1", "--tier", "batch"]
     assert main(command(address, prompts, *flags, "--json", str(out))) == 0
     shown = capsys.readouterr().out
@@ -47,6 +50,9 @@ def test_report_tables_and_picture(
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
     assert {request.sampling.mode for request in fake.requests} == {1, 2}
     assert {request.tier for request in fake.requests} == {"batch"}
+    assert {request.adapter for request in fake.requests} == {"sql"}
+    assert {request.constraint.json_schema for request in fake.requests} == {'{"type": "object"}'}
+    assert report["load"]["json_schema"] == '{"type": "object"}'
     assert main(command(address, prompts, *flags, "--json", str(out))) == 0, "a report may go"
 
 
@@ -57,6 +63,7 @@ def test_plain_open_loop(
     assert main(command(address, prompts, *flags)) == 0
     assert "80 requests/s" in capsys.readouterr().out
     assert {(r.text, r.draft) for r in fake.requests} == {("What is 2 + 2?", False)}
+    assert not any(r.HasField("constraint") or r.adapter for r in fake.requests)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +73,8 @@ def test_plain_open_loop(
         (["--users", "1", "--max-tokens", "0"], "max tokens 0"),
         (["--users", "1", "--limit-per-source", "0"], "--limit-per-source"),
         (["--users", "1", "--target-tokens-per-s", "-1"], "tokens/s"),
+        (["--users", "1", "--json-schema", "/no/such"], "cannot read /no/such"),
+        (["--users", "1", "--adapter", "a b"], "no name of an adapter"),
     ],
 )
 def test_mistakes_are_a_line(

@@ -1,0 +1,164 @@
+"""vLLM's engine arguments for a verifier replica: what our configuration says, in its words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+
+from cluster.config import ModelConfig, VerifierConfig
+from cluster.errors import ConfigError, Unsupported
+from verifier_service.vllm.v0_32 import proposer, scheduler, worker
+
+MAX_DRAFT: Final = 16
+"""Longest draft of a row that buffers are laid out for."""
+_CPU_BLOCK: Final = 32
+_GPU_BLOCK: Final = 16
+"""Block sizes are multiples of these."""
+_OURS: Final = frozenset(
+    {
+        "additional_config",
+        "async_scheduling",
+        "block_size",
+        "distributed_executor_backend",
+        "dtype",
+        "enable_lora",
+        "enable_prefix_caching",
+        "kv_cache_memory_bytes",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_seqs",
+        "model",
+        "num_gpu_blocks_override",
+        "pipeline_parallel_size",
+        "scheduler_cls",
+        "speculative_config",
+        "tensor_parallel_size",
+        "tokenizer",
+        "worker_cls",
+    }
+)
+"""Arguments that follow from the rest of the configuration."""
+
+
+def engine_config(
+    target: Path,
+    *,
+    model: ModelConfig,
+    verifier: VerifierConfig,
+    drafter: Path | None,
+    max_model_len: int,
+) -> Any:
+    """vLLM's configuration object.
+
+    Raises:
+        ConfigError: ``verifier.vllm.engine_args`` names what vLLM does not know or what is ours to
+            set, or vLLM refuses the whole.
+    """
+    given = dict(verifier.vllm.engine_args)
+    for name in sorted(given):
+        if name in _OURS:
+            raise ConfigError(
+                f"verifier.vllm.engine_args.{name}: follows from the rest of the configuration",
+                hint="see the sections model and verifier",
+            )
+        if name not in EngineArgs.__dataclass_fields__:
+            raise ConfigError(f"verifier.vllm.engine_args.{name}: vLLM has no such argument")
+    arguments = {
+        **_defaults(),
+        **given,
+        **_derived(target, model, verifier, max_model_len),
+        "additional_config": {
+            worker.TARGET_KEY: str(target),
+            worker.DRAFTER_KEY: "" if drafter is None else str(drafter),
+        },
+    }
+    with refusals():
+        return EngineArgs(**arguments).create_engine_config()
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Whatever vLLM says against a configuration, as an error of ours.
+
+    Raises:
+        ConfigError: in a line.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = " ".join(lines[:3]) or type(error).__name__
+        raise ConfigError(f"vLLM refuses this configuration: {text[:600]}") from error
+
+
+def _defaults() -> dict[str, Any]:
+    """What ``engine_args`` may change. On a CPU vLLM's compiler gains little and takes minutes."""
+    return {"enforce_eager": True} if current_platform.is_cpu() else {}
+
+
+def _derived(
+    target: Path, model: ModelConfig, verifier: VerifierConfig, max_model_len: int
+) -> Mapping[str, Any]:
+    if verifier.vllm.pipeline_parallel != 1:
+        raise Unsupported(
+            f"verifier.vllm.pipeline_parallel: {verifier.vllm.pipeline_parallel}",
+            hint="features are tapped on one rank: use verifier.vllm.tensor_parallel",
+        )
+    parallel = verifier.vllm.tensor_parallel
+    return {
+        "model": str(target),
+        "tokenizer": str(target),
+        "skip_tokenizer_init": not (target / "tokenizer.json").is_file(),
+        "dtype": _dtype(model.dtype),
+        "max_model_len": max_model_len,
+        "max_num_seqs": verifier.max_requests,
+        "max_num_batched_tokens": max(verifier.max_step_tokens, verifier.max_requests),
+        "block_size": block_tokens(verifier),
+        "enable_prefix_caching": verifier.prefix_cache,
+        "async_scheduling": False,
+        "tensor_parallel_size": parallel,
+        "distributed_executor_backend": verifier.vllm.executor if parallel > 1 else "uni",
+        "scheduler_cls": scheduler.PATH,
+        "worker_cls": worker.PATH,
+        "speculative_config": {
+            "method": "custom_class",
+            "model": proposer.PATH,
+            "num_speculative_tokens": MAX_DRAFT,
+        },
+        **_kv(verifier),
+        **_lora(verifier),
+    }
+
+
+def block_tokens(verifier: VerifierConfig) -> int:
+    """``verifier.kv_block_tokens``, rounded up to what vLLM's attention takes."""
+    step = _CPU_BLOCK if current_platform.is_cpu() else _GPU_BLOCK
+    return -(-verifier.kv_block_tokens // step) * step
+
+
+def _dtype(name: str) -> str:
+    if name == "auto" and current_platform.is_cpu():
+        return "float32"
+    return name
+
+
+def _kv(verifier: VerifierConfig) -> dict[str, Any]:
+    """As many blocks as configured, and the one that vLLM pads with; 0: what memory holds."""
+    if verifier.kv_tokens == 0:
+        return {}
+    blocks = verifier.kv_tokens // block_tokens(verifier) + 1
+    sizes: dict[str, Any] = {"num_gpu_blocks_override": blocks}
+    if current_platform.is_cpu():
+        # Only a bound to check against; without it a share of all memory would be asked for.
+        sizes["kv_cache_memory_bytes"] = psutil.virtual_memory().available // 2
+    return sizes
+
+
+def _lora(verifier: VerifierConfig) -> dict[str, Any]:
+    return {"enable_lora": True} if verifier.adapters else {}
