@@ -124,7 +124,7 @@ class VerifierConfig:
     prefix_rows_bytes: int = natural(256 << 20)
     """Projected rows kept for the prefix cache: where they are missing a prompt is computed anew,
     because a drafter needs them."""
-    link_queue_bytes: int = positive(32 << 20)
+    link_queue_bytes: int = positive(128 << 20)
     """Most bytes queued towards one drafter before its sessions are unbound."""
     lease_ttl_s: float = positive(10.0)
     profile_budget_s: float = positive(20.0)

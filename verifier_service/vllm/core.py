@@ -129,6 +129,10 @@ class Core(Protocol):
         """Free requests; unknown ones are ignored."""
         ...
 
+    def drop_broken(self, rid: int) -> None:
+        """Free a request whose numbers are not finite, and let nobody find its KV."""
+        ...
+
     def step(self, plan: CorePlan, limit_hit: LimitHit) -> CoreStep:
         """Run one step. Whatever it raises, the requests of the step are in an unknown state and
         must be dropped."""

@@ -8,51 +8,30 @@ What vLLM finds in its prefix cache it computes no hidden states for, so project
 blocks are kept on the host too (`verifier_service.prefix_rows`), and a hit is used only as far as
 they go. KV is promised in full at admission, as in the torch engine; with ``kv_overcommit`` more is
 promised than there is, and a request whose KV is taken fails as stale: the lane admits it again.
-
-Shape legend: T rows newly committed, D draft hidden size.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from cluster.errors import DSparkError, FrameError, Overloaded, StaleFrame
-from cluster.wire import FINISH_NONE, Admission, Step
-from verifier_service.acceptance import truncate
+from cluster.wire import Admission, Step
 from verifier_service.engine import CommittedRows, EngineLimits, StepOutcome, StepShape
 from verifier_service.live_request import (
-    LiveRequest,
     RowDraft,
     blocks_for,
     check_admission,
     most_ids,
     row_draft,
 )
-from verifier_service.prefix_rows import BlockFiller, PrefixRows, block_hashes
-from verifier_service.step_report import Ran, Report
-from verifier_service.vllm.core import Core, CorePlan, CoreRow, CoreStep, NewRequest
+from verifier_service.prefix_rows import PrefixRows
+from verifier_service.step_report import Report
+from verifier_service.vllm.core import Core, CorePlan, CoreStep
 from verifier_service.vllm.measure import measure_step
-
-
-@dataclass(kw_only=True)
-class _Request(LiveRequest):
-    """A request and what is kept of its rows."""
-
-    num_blocks: int
-    """Promised to it."""
-    filler: BlockFiller | None
-    hashes: list[bytes]
-    """Of the whole blocks that it was admitted with."""
-    cached: Tensor | None = None
-    """[positions found in the prefix cache, D], until its first chunk has run."""
-    num_cached: int = 0
-    """Positions found in the prefix cache."""
-    begun: bool = field(default=False)
+from verifier_service.vllm.requests import VllmRequest, live_request, new_request
 
 
 class VllmEngine:
@@ -62,14 +41,13 @@ class VllmEngine:
         core: loaded, holding no request.
         limits: what is promised to lanes.
         rows: where projected rows of prefixes are kept; None if no features are handed out.
-        kv_overcommit: blocks promised over blocks that there are; part of ``limits`` already.
     """
 
     def __init__(self, core: Core, limits: EngineLimits, rows: PrefixRows | None) -> None:
         self._core = core
         self._limits = limits
         self._rows = rows
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, VllmRequest] = {}
         self._num_promised = 0
 
     @property
@@ -80,7 +58,7 @@ class VllmEngine:
     def check(self, admission: Admission) -> None:
         """See `Engine.check`."""
         check_admission(admission, self._limits)
-        self._core.check(_new_request(admission, self._limits))
+        self._core.check(new_request(admission, self._limits))
 
     def step(self, step: Step) -> StepOutcome:
         """See `Engine.step`."""
@@ -92,7 +70,7 @@ class VllmEngine:
         done = CoreStep()
         if plan.rows or (plan.prefill_budget > 0 and self._has_prefill()):
             done = self._core.step(plan, self._limit_hit)
-        ran = [self._ran(row) for row in done.rows]
+        ran = [self._requests[row.rid].ran(row) for row in done.rows]
         committed = self._commit(done, plan.rows, report)
         result = report.result(
             step,
@@ -103,7 +81,7 @@ class VllmEngine:
             padded_tokens=done.num_padded,
             num_preempted=len(done.preempted),
         )
-        return StepOutcome(result=result, committed=tuple(committed))
+        return StepOutcome(result=result, committed=tuple(committed), gauges=self._gauges())
 
     def release_all(self) -> None:
         """See `Engine.release_all`. The prefix cache stays: its hashes name ids, not leases."""
@@ -120,6 +98,14 @@ class VllmEngine:
         self._core.close()
 
     # --- taking work ------------------------------------------------------------------------
+
+    def _gauges(self) -> dict[str, float]:
+        if self._rows is None:
+            return {}
+        return {
+            "prefix_rows_bytes": self._rows.num_bytes,
+            "prefix_rows_evicted": self._rows.num_evicted,
+        }
 
     def _has_prefill(self) -> bool:
         return any(not request.prefilled for request in self._requests.values())
@@ -149,25 +135,15 @@ class VllmEngine:
             raise FrameError(f"request {rid} is already here")
         if len(self._requests) >= limits.max_requests:
             raise Overloaded(f"{limits.max_requests} requests are in hand")
-        most = most_ids(admission, limits)
         # The last token's keys are never needed: nothing comes after it.
-        num_blocks = blocks_for(most - 1, limits)
+        num_blocks = blocks_for(most_ids(admission, limits) - 1, limits)
         if self._num_promised + num_blocks > limits.kv_blocks:
             raise Overloaded(
                 f"{num_blocks} KV blocks needed, {limits.kv_blocks - self._num_promised} left"
             )
-        ids: list[int] = admission.ids.tolist()
-        salt = admission.adapter.encode()
-        self._core.add(_new_request(admission, limits))
-        self._requests[rid] = _Request(
-            admission=admission,
-            most_ids=most,
-            ids=ids,
-            num_blocks=num_blocks,
-            filler=None if self._rows is None else BlockFiller(self._rows, salt=salt),
-            hashes=[]
-            if self._rows is None
-            else block_hashes(ids[:-1], limits.kv_block_tokens, salt=salt),
+        self._core.add(new_request(admission, limits))
+        self._requests[rid] = live_request(
+            admission, limits, num_blocks=num_blocks, store=self._rows
         )
         self._num_promised += num_blocks
 
@@ -193,18 +169,7 @@ class VllmEngine:
         return CorePlan(rows=rows, prefill_budget=min(step.prefill_budget, room))
 
     def _limit_hit(self, rid: int, num_found: int) -> int:
-        """Cached prompt tokens that may be used: those whose rows are kept."""
-        request = self._requests[rid]
-        request.num_cached, request.cached = num_found, None
-        if self._rows is None or num_found == 0:
-            return num_found
-        size = self._limits.kv_block_tokens
-        num_blocks = min(self._rows.hits(request.hashes), num_found // size)
-        request.num_cached = num_blocks * size
-        if num_blocks:
-            # In hand from here on: the store may drop them before the step has run.
-            request.cached = self._rows.rows(request.hashes[:num_blocks])
-        return request.num_cached
+        return self._requests[rid].limit_hit(num_found)
 
     # --- giving back ------------------------------------------------------------------------
 
@@ -216,10 +181,10 @@ class VllmEngine:
         for row in done.rows:
             request = self._requests[row.rid]
             if row.broken:
-                self._release([row.rid])
+                self._drop_broken(request)
                 report.fail(row.rid, DSparkError("the target's logits are not finite"))
                 continue
-            committed.append(self._commit_row(request, row, report))
+            committed.append(request.commit_row(row, report))
             finished = committed[-1].finished
             assert finished == (row.rid in done.finished), (row.rid, finished)
         self._forget(done.finished)
@@ -235,59 +200,8 @@ class VllmEngine:
             report.fail(rid, StaleFrame(f"vLLM has not run request {rid}"))
         return committed
 
-    def _ran(self, row: CoreRow) -> Ran:
-        request = self._requests[row.rid]
-        return Ran(
-            first=row.first,
-            num_tokens=row.num_tokens,
-            is_prefill=not request.prefilled,
-            num_cached=0 if request.begun else request.num_cached,
-        )
-
-    def _commit_row(self, request: _Request, row: CoreRow, report: Report) -> CommittedRows:
-        features, finish, num_rows = row.features, FINISH_NONE, row.num_tokens
-        if not request.begun:
-            request.begun = True
-            num_rows += request.num_cached
-            if request.cached is not None and features is not None:
-                features = torch.cat([request.cached, features])
-            request.cached = None
-        first = request.num_computed
-        assert row.first + row.num_tokens == first + num_rows, (request.rid, row.first, first)
-        if row.verdict is not None:
-            verdict, finish = truncate(
-                row.verdict, stop_ids=request.stop_ids, remaining=request.remaining
-            )
-            request.ids.extend(verdict.token_ids)
-            if request.prefilled:
-                num_rows = len(verdict.token_ids)
-            request.prefilled = True
-            report.rows.append((request, verdict, finish))
-        if features is not None:
-            features = features[:num_rows]
-            if request.filler is not None:
-                request.filler.extend(first, features, request.ids)
-        return CommittedRows(
-            rid=request.rid,
-            first_position=first,
-            ids=request.commit(num_rows),
-            digest=request.digest,
-            features=features,
-            prefill_done=request.prefilled,
-            finished=finish != FINISH_NONE,
-        )
-
-
-def _new_request(admission: Admission, limits: EngineLimits) -> NewRequest:
-    ids: list[int] = admission.ids.tolist()
-    return NewRequest(
-        rid=admission.rid,
-        ids=ids,
-        num_prompt=admission.num_prompt,
-        max_tokens=max(most_ids(admission, limits) - len(ids), 1),
-        stop_ids=tuple(admission.stop_ids.tolist()),
-        sampling=admission.sampling,
-        constraint_kind=admission.constraint_kind,
-        constraint=admission.constraint,
-        adapter=admission.adapter,
-    )
+    def _drop_broken(self, request: VllmRequest) -> None:
+        """End a request whose numbers are not finite, and leave none of them behind."""
+        self._core.drop_broken(request.rid)
+        self._forget([request.rid])
+        request.forget_rows()

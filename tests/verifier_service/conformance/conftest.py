@@ -102,13 +102,18 @@ def overcommitted(engine_name: str, opened: OpenEngine, tiny: Target) -> Iterato
 def wide_engine(opened: OpenEngine, tiny: Target) -> Engine:
     """Shared by all tests; they take it through `wide`."""
     return opened(
-        tiny, max_model_len=64, max_requests=384, max_step_tokens=2048, kv_tokens=384 * 64
+        tiny,
+        drafter=tiny.drafter,
+        max_model_len=128,
+        max_requests=384,
+        max_step_tokens=2048,
+        kv_tokens=384 * 64,
     )
 
 
 @pytest.fixture
 def wide(wide_engine: Engine) -> Iterator[Engine]:
-    """The tiny target for hundreds of requests at a time, without features."""
+    """The tiny target for hundreds of requests at a time, or for long ones."""
     yield from _left_empty(wide_engine)
 
 

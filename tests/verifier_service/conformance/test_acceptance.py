@@ -56,9 +56,8 @@ def answer(engine: Counted, target: Target, prompts: list[Prompt]) -> tuple[list
         else:
             rounds.append(event)
     assert pair.num_lost == 0
-    return [answers[n] for n in range(len(prompts))], sum(r.num_emitted for r in rounds) / len(
-        rounds
-    )
+    num_emitted = sum(item.num_emitted for item in rounds)
+    return [answers[n] for n in range(len(prompts))], num_emitted / len(rounds)
 
 
 @pytest.mark.slow

@@ -176,7 +176,7 @@ def p_value(found: np.ndarray, laws: Laws, temperature: float) -> float:
         expected = expected[kept]
         rest = len(found) - observed.sum(), len(found) - expected.sum()
         values.append(chisquare(np.append(observed, rest[0]), np.append(expected, rest[1])).pvalue)
-    return float(min(values) * len(values))
+    return min(float(min(values)) * len(values), 1.0)
 
 
 def check(
@@ -210,12 +210,13 @@ def test_the_targets_law(wide: Engine, laws: Laws, mode: str, temperature: float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "temperature"), [("coupled", 0.7), ("rejection", 1.0)])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("mode", ["coupled", "rejection"])
 def test_catches_two_percent(wide: Engine, laws: Laws, mode: str, temperature: float) -> None:
-    """One token is a little likelier to the engine than to the test, by 2% of all mass at the
-    first place."""
+    """One token is likelier to the engine than to the test, by 2% of all mass at the first place
+    (and about as much at later ones)."""
     law = (laws.logits([()])[0].double() / temperature).softmax(dim=0).numpy()
     token = int(np.abs(law - 0.1).argmin())
     shift = temperature * (logit(law[token] + 0.02) - logit(law[token]))
     bias = {"bias_ids": np.array([token], np.int32), "bias_values": np.array([shift], np.float32)}
-    assert check(wide, laws, mode, temperature, NUM_ROUNDS, **bias) < 1e-3
+    assert check(wide, laws, mode, temperature, NUM_ROUNDS, **bias) < 1e-6

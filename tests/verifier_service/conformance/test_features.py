@@ -123,13 +123,16 @@ def test_a_hit_leaves_something_to_compute(engine: Engine, tiny: Target) -> None
         check_rows(rounds, tiny)
 
 
-def test_another_prefix_is_no_hit(engine: Engine, tiny: Target) -> None:
-    """Equal tokens behind a prompt that differs early are other keys, values and rows."""
-    ids = prompt(engine.limits.kv_block_tokens + 9, 720)
-    for rid, start in enumerate((ids, [another(ids[0]), *ids[1:]])):
-        rounds = Rounds(engine)
+def test_another_prefix_is_no_hit(wide: Engine, tiny: Target) -> None:
+    """Equal blocks behind one that differs are other keys, values and rows."""
+    block = wide.limits.kv_block_tokens
+    ids = prompt(3 * block + 2, 720)
+    other = [another(ids[0]), *ids[1:]]
+    branch = [*ids[: block + 1], another(ids[block + 1]), *ids[block + 2 :]]
+    for rid, (start, num_cached) in enumerate(((ids, 0), (other, 0), (branch, block))):
+        rounds = Rounds(wide)
         rounds.run([make_admission(rid, start, max_new_tokens=4)])
-        assert rounds.num_cached == 0
+        assert rounds.num_cached == num_cached
         check_rows(rounds, tiny)
 
 

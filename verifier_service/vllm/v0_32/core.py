@@ -101,6 +101,13 @@ class InProcessCore:
         if ids:
             self._core.abort_requests(ids)
 
+    def drop_broken(self, rid: int) -> None:
+        """See `Core.drop_broken`."""
+        manager = self._scheduler.kv_cache_manager
+        for group in manager.get_block_ids(self._ids[rid]):
+            manager.evict_blocks(set(group))
+        self.drop([rid])
+
     def step(self, plan: CorePlan, limit_hit: LimitHit) -> CoreStep:
         """See `Core.step`."""
         scheduler = self._scheduler
