@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 MAX_STEPS_IN_HAND = 2
 """One runs, one waits."""
+MOST_CRASHES = 3
+"""Steps that fail one after the other before the engine is taken for dead."""
 
 
 class VerifierNode:
@@ -141,11 +143,16 @@ class VerifierNode:
         """For the platform's health check.
 
         Raises:
-            Unavailable: a task of this replica has died, or its engine hangs; only a restart helps.
+            Unavailable: a task of this replica has died, or its engine hangs or fails step after
+                step (a GPU or a worker process of it is gone, say); only a restart helps.
         """
         limit_s = self._config.router.step_timeout_s
         if self._step_began_s is not None and time.monotonic() - self._step_began_s > limit_s:
             raise Unavailable(f"a step of {self.member_id} has been running for over {limit_s} s")
+        if self._runner.num_crashes >= MOST_CRASHES:
+            raise Unavailable(
+                f"the engine of {self.member_id} failed {self._runner.num_crashes} steps in a row"
+            )
         for task in self._tasks:
             if task.done():
                 raise Unavailable(f"task {task.get_name()!r} of {self.member_id} is dead")

@@ -51,6 +51,7 @@ class _Computed:
     """Admissions refused before the engine saw them, or everything a crash took along."""
     ended: frozenset[int]
     """Requests that the engine no longer holds because of those failures."""
+    crashed: bool = False
 
 
 class StepRunner:
@@ -69,6 +70,8 @@ class StepRunner:
         self.idle = asyncio.Event()
         """Set while no request is live."""
         self.idle.set()
+        self.num_crashes = 0
+        """Steps that died in the engine, one after the other, up to now."""
         self._engine = engine
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._lock = asyncio.Lock()
@@ -92,6 +95,7 @@ class StepRunner:
                 self._rebind(lane_id, rebind)
             step, refused = self._admit(lane_id, step)
             computed = await self.call(self._compute, step, self._prefilling(step))
+            self.num_crashes = self.num_crashes + 1 if computed.crashed else 0
             self._commit(step, computed)
             self._forget(computed.ended)
             self.free_kv_blocks = computed.outcome.result.free_kv_blocks
@@ -200,6 +204,7 @@ class StepRunner:
                 chunks=(),
                 failures=tuple(failures),
                 ended=frozenset(ended | affected),
+                crashed=True,
             )
         admitted = {admission.rid for admission in good}
         ended |= {failed.rid for failed in outcome.result.failures} & admitted

@@ -447,6 +447,23 @@ async def test_an_engine_crash_fails_its_requests_and_the_replica_goes_on(
         replica.node.check_health()
 
 
+async def test_an_engine_that_fails_step_after_step_is_unhealthy(replica: Replica) -> None:
+    """Two failures in a row are borne, and forgotten with the next good step; three are not."""
+    async with make_router(replica) as router:
+        rid = 0
+        for num_failures, healthy in ((2, True), (3, False)):
+            for _ in range(num_failures):
+                rid += 1
+                replica.engine.fail_next = RuntimeError("device lost")
+                await router.step(admissions=(make_admission(rid, PROMPT),))
+            if healthy:
+                replica.node.check_health()
+                await router.step(admissions=(make_admission(99, PROMPT),))
+            else:
+                with pytest.raises(Unavailable, match="3 steps in a row"):
+                    replica.node.check_health()
+
+
 class Broken(FakeEngine):
     """Fails for good, until emptied."""
 

@@ -124,14 +124,12 @@ def test_a_hit_leaves_something_to_compute(engine: Engine, tiny: Target) -> None
 
 
 def test_another_prefix_is_no_hit(wide: Engine, tiny: Target) -> None:
-    """Equal blocks behind one that differs are other keys, values and rows."""
+    """A block behind another one than before is other keys, values and rows."""
     block = wide.limits.kv_block_tokens
-    ids = prompt(3 * block + 2, 720)
-    other = [another(ids[0]), *ids[1:]]
-    branch = [*ids[: block + 1], another(ids[block + 1]), *ids[block + 2 :]]
-    for rid, (start, num_cached) in enumerate(((ids, 0), (other, 0), (branch, block))):
+    a, b, c, d = (prompt(block, seed) for seed in range(720, 724))
+    for rid, (start, num_cached) in enumerate((([*a, *b], 0), ([*c, *d], 0), ([*a, *d], block))):
         rounds = Rounds(wide)
-        rounds.run([make_admission(rid, start, max_new_tokens=4)])
+        rounds.run([make_admission(rid, [*start, 1, 2], max_new_tokens=4)])
         assert rounds.num_cached == num_cached
         check_rows(rounds, tiny)
 
