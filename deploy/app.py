@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from ray import serve
 
-from cluster.config import Config, VerifierConfig
+from cluster.config import Config
 from deploy.drafter import DrafterReplica
 from deploy.ingress import Ingress
+from deploy.resources import verifier_resources
 from deploy.verifier import VerifierReplica
 
 _MAX_ONGOING: Final = 100_000
@@ -39,26 +40,6 @@ def build_app(config: Config) -> serve.Application:
         **_lifecycle(),
     )
     return ingress.bind(config, *(pool.bind(config) for pool in pools))
-
-
-def verifier_resources(config: VerifierConfig) -> dict[str, Any]:
-    """What Ray reserves for a verifier replica, as options of its Serve deployment.
-
-    Worker processes of vLLM share the replica's own reservation. Its Ray workers want a bundle with
-    a GPU each, on as few nodes as possible; the replica itself then sits in the first bundle and
-    takes no GPU.
-    """
-    parallel = config.vllm.tensor_parallel
-    by_ray = config.engine == "vllm" and parallel > 1 and config.vllm.executor == "ray"
-    if not by_ray:
-        return {"ray_actor_options": {"num_cpus": config.num_cpus, "num_gpus": config.num_gpus}}
-    bundles = [{"GPU": 1.0} for _ in range(parallel)]
-    bundles[0]["CPU"] = config.num_cpus
-    return {
-        "ray_actor_options": {"num_cpus": config.num_cpus, "num_gpus": 0},
-        "placement_group_bundles": bundles,
-        "placement_group_strategy": "PACK",
-    }
 
 
 def _pool(cls: type[Any], name: str, num_replicas: int, **resources: Any) -> serve.Deployment:

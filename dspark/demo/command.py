@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     if not config.cluster.auth_token:  # the port listens on every interface: keep strangers out
         cluster = replace(config.cluster, auth_token=secrets.token_urlsafe(24))
         config = replace(config, cluster=cluster)
+    # The second pass sends the prompts of the first: what that has computed must not help it.
+    config = replace(config, verifier=replace(config.verifier, prefix_cache=False))
     console = Console()
     phases = Phases(console)
     console.print(f"starting {config.model.target} on a private Ray", highlight=False)

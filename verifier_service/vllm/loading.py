@@ -9,11 +9,12 @@ from typing import Final
 
 from cluster.config import ModelConfig, VerifierConfig
 from cluster.environment import prepare_vllm
-from cluster.errors import ConfigError, Unsupported
+from cluster.errors import Unsupported
 from cluster.fingerprint import folder_fingerprint
 from cluster.tensor_folder import read_json
 from verifier_service.engine import EngineLimits
 from verifier_service.prefix_rows import PrefixRows
+from verifier_service.vllm.adapters import adapter_ranks
 from verifier_service.vllm.core import Core, CoreFacts
 from verifier_service.vllm.engine import VllmEngine
 
@@ -35,12 +36,7 @@ def load_engine(
         CheckpointError: a drafter that does not fit the target.
     """
     require_version()
-    for name, folder in verifier.adapters.items():
-        if not (Path(folder).expanduser() / "adapter_config.json").is_file():
-            raise ConfigError(
-                f"verifier.adapters.{name}: {folder} is not a LoRA folder",
-                hint="expected what peft's save_pretrained writes",
-            )
+    adapter_ranks(verifier.adapters)
     if drafter is not None:
         _check_drafter(drafter, target)
     prepare_vllm()

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import psutil
+from vllm.config.lora import MaxLoRARanks
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
 from cluster.config import ModelConfig, VerifierConfig
 from cluster.errors import ConfigError, Unsupported
+from verifier_service.vllm.adapters import adapter_ranks
 from verifier_service.vllm.v0_32 import proposer, scheduler, worker
 
 MAX_DRAFT: Final = 16
@@ -30,6 +32,9 @@ _OURS: Final = frozenset(
         "enable_lora",
         "enable_prefix_caching",
         "kv_cache_memory_bytes",
+        "max_cpu_loras",
+        "max_lora_rank",
+        "max_loras",
         "max_model_len",
         "max_num_batched_tokens",
         "max_num_seqs",
@@ -161,4 +166,22 @@ def _kv(verifier: VerifierConfig) -> dict[str, Any]:
 
 
 def _lora(verifier: VerifierConfig) -> dict[str, Any]:
-    return {"enable_lora": True} if verifier.adapters else {}
+    """Every adapter in a slot of its own, so that any mix of requests can share a step, and one
+    slot that stays empty: vLLM's CPU kernels read the last one for tokens without an adapter."""
+    if not verifier.adapters:
+        return {}
+    wanted = max(adapter_ranks(verifier.adapters).values())
+    ranks = [rank for rank in sorted(get_args(MaxLoRARanks)) if rank >= wanted]
+    if not ranks:
+        raise ConfigError(
+            f"verifier.adapters: rank {wanted} is over {max(get_args(MaxLoRARanks))}, vLLM's limit"
+        )
+    return {
+        "enable_lora": True,
+        "max_loras": len(verifier.adapters) + 1,
+        "max_lora_rank": ranks[0],
+        # vLLM asks for room for the longest drafts of all requests at once; steps stay as planned.
+        "max_num_batched_tokens": max(
+            verifier.max_step_tokens, verifier.max_requests * (MAX_DRAFT + 1)
+        ),
+    }

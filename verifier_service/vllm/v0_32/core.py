@@ -13,7 +13,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 
 from cluster.constraints import KINDS, read_choices
-from cluster.errors import BadConstraint, DSparkError
+from cluster.errors import BadConstraint, ConfigError, DSparkError
 from verifier_service.vllm.core import (
     CoreFacts,
     CorePlan,
@@ -49,6 +49,7 @@ class InProcessCore:
             name: LoRARequest(lora_name=name, lora_int_id=place, lora_path=path)
             for place, (name, path) in enumerate(adapters.items(), start=1)
         }
+        self._load_adapters()
         self._rids: dict[str, int] = {}
         """Of vLLM's request ids, which name an admission: a rid may come again."""
         self._ids: dict[int, str] = {}
@@ -136,7 +137,7 @@ class InProcessCore:
             rid for rid, request_id in self._ids.items() if request_id not in scheduler.requests
         ]
         for rid in gone:
-            del self._rids[self._ids.pop(rid)]
+            self._forget(rid)
         return CoreStep(
             rows=rows,
             num_padded=ran.num_padded,
@@ -167,6 +168,19 @@ class InProcessCore:
         self._core.shutdown()
 
     # --- what vLLM is told ----------------------------------------------------------------------
+
+    def _load_adapters(self) -> None:
+        """All of them, now: one that does not fit must not wait for its first request.
+
+        Raises:
+            ConfigError: names the adapter.
+        """
+        for name, adapter in self._adapters.items():
+            try:
+                self._core.add_lora(adapter)
+            except Exception as error:  # vLLM and the readers of files raise what they like
+                reason = " ".join(str(error).split())[:600] or type(error).__name__
+                raise ConfigError(f"verifier.adapters.{name}: vLLM refuses it: {reason}") from error
 
     def _known(self, request: NewRequest) -> Any:
         """vLLM's own request, under a new id."""
