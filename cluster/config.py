@@ -231,11 +231,15 @@ def load_config(source: Path | Mapping[str, Any] | None) -> Config:
     if isinstance(source, Path):
         loaded = read_yaml(source)
         source = {} if loaded is None else loaded
-    return _fitting(parse_section(Config, source, ""))
+    return fitting(parse_section(Config, source, ""))
 
 
-def _fitting(config: Config) -> Config:
-    """The configuration, if its values go together."""
+def fitting(config: Config) -> Config:
+    """The configuration, if its values go together.
+
+    Raises:
+        ConfigError: they do not; names both.
+    """
     cluster, verifier = config.cluster, config.verifier
     if cluster.member_ttl_s <= cluster.heartbeat_s:
         raise ConfigError(

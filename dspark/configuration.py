@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from cluster.config import Config, load_config
+from cluster.config import Config, fitting, load_config
 from cluster.environment import with_environment
 from cluster.errors import ConfigError
 
@@ -34,7 +34,7 @@ def config_from(args: argparse.Namespace) -> Config:
     if args.engine is not None:
         checked = load_config({"verifier": {"engine": args.engine}})  # refused by the key's name
         engine = checked.verifier.engine
-        config = replace(config, verifier=replace(config.verifier, engine=engine))
+        config = fitting(replace(config, verifier=replace(config.verifier, engine=engine)))
     if args.drafter is not None:
         config = replace(config, drafter=replace(config.drafter, checkpoint=args.drafter))
     if args.port is None:

@@ -137,3 +137,25 @@ def test_no_timeout_means_for_ever(seconds: float) -> None:
     with pytest.raises(ConfigError, match="connect_timeout_s"):
         require_timeout("connect_timeout_s", seconds)
     assert require_timeout("connect_timeout_s", 2) == 2.0
+
+
+def test_only_vllm_takes_what_memory_holds() -> None:
+    config = load_config({"verifier": {"engine": "vllm", "kv_tokens": 0}})
+    assert config.verifier.kv_tokens == 0
+    with pytest.raises(ConfigError, match=r"^verifier\.kv_tokens: 0") as caught:
+        load_config({"verifier": {"kv_tokens": 0}})
+    assert "torch engine" in caught.value.hint
+
+
+def test_gpus_are_those_of_a_whole_replica() -> None:
+    """None on a CPU, or one for each part of the model: any other number is a mistake."""
+    for num_gpus in (0, 2):
+        load_config({"verifier": {"num_gpus": num_gpus, "vllm": {"tensor_parallel": 2}}})
+    with pytest.raises(ConfigError, match=r"^verifier\.num_gpus: 1 .*tensor_parallel = 2"):
+        load_config({"verifier": {"num_gpus": 1, "vllm": {"tensor_parallel": 2}}})
+
+
+def test_engine_arguments_go_through_as_they_are() -> None:
+    given = {"quantization": "fp8", "max_loras": 3, "compilation_config": {"mode": 3}}
+    config = load_config({"verifier": {"vllm": {"engine_args": given}}})
+    assert config.verifier.vllm.engine_args == given

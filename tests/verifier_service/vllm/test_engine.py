@@ -240,8 +240,8 @@ def test_rows_over_the_step_limit_wait(core: FakeCore) -> None:
     rounds = started(engine, 4)
     drafts = {0: [1] * 6, 1: [1] * 6, 2: [1] * 5, 3: []}
     rows = [Row(rid=rid, ids=rounds.ids[rid], draft_ids=ids) for rid, ids in drafts.items()]
-    rounds.add(make_admission(8, prompt(8, 9)))
-    result = rounds.step(rids=[], beside=rows, prefill_budget=64)
+    late = make_admission(8, prompt(8, 9))
+    result = engine.step(make_step(rows, admissions=(late,))).result
     assert codes(result) == [(2, "Overloaded")]
     assert "has 2 tokens; 6 more for request 2" in result.failures[0].message
     assert list(core.plans[-1].rows) == [0, 1, 3]
