@@ -13,7 +13,8 @@ promised than there is, and a request whose KV is taken fails as stale: the lane
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -29,7 +30,7 @@ from verifier_service.live_request import (
 )
 from verifier_service.prefix_rows import PrefixRows
 from verifier_service.step_report import Report
-from verifier_service.vllm.core import Core, CorePlan, CoreStep
+from verifier_service.vllm.core import Core, CorePlan, CoreRow, CoreStep
 from verifier_service.vllm.measure import measure_step
 from verifier_service.vllm.requests import VllmRequest, live_request, new_request
 
@@ -70,8 +71,9 @@ class VllmEngine:
         done = CoreStep()
         if plan.rows or (plan.prefill_budget > 0 and self._has_prefill()):
             done = self._core.step(plan, self._limit_hit)
-        ran = [self._requests[row.rid].ran(row) for row in done.rows]
-        committed = self._commit(done, plan.rows, report)
+        rows = _in_step_order(done.rows, plan)
+        ran = [self._requests[row.rid].ran(row) for row in rows]
+        committed = self._commit(replace(done, rows=rows), plan.rows, report)
         result = report.result(
             step,
             ran,
@@ -94,7 +96,8 @@ class VllmEngine:
         return measure_step(self._core, shape, self._limits)
 
     def close(self) -> None:
-        """Free the device. The engine is of no use afterwards."""
+        """Free the device and what vLLM holds of this process: no other vLLM engine in it is of any
+        use afterwards."""
         self._core.close()
 
     # --- taking work ------------------------------------------------------------------------
@@ -205,3 +208,9 @@ class VllmEngine:
         self._core.drop_broken(request.rid)
         self._forget([request.rid])
         request.forget_rows()
+
+
+def _in_step_order(rows: Sequence[CoreRow], plan: CorePlan) -> tuple[CoreRow, ...]:
+    """Verify rows as the step has them, then prompt chunks: vLLM has an order of its own."""
+    places = {rid: place for place, rid in enumerate(plan.rows)}
+    return tuple(sorted(rows, key=lambda row: places.get(row.rid, len(places))))

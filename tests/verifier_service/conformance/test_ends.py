@@ -153,7 +153,6 @@ def fill_up(engine: Engine, target: Target, num_requests: int) -> None:
         rids: Sequence[int] = sorted(rounds.decoding - set(leaving))
         rounds.step(drafts, rids=rids, releases=leaving, prefill_budget=64)
         cancelled.update(leaving)
-        assert rounds.num_steps < 30 * num_requests, "requests do not end"
     assert len(cancelled) > num_requests / 20
     assert set(rounds.finish.values()) == {FINISH_LENGTH}
     for rid in rounds.finish:
