@@ -1,4 +1,4 @@
-"""LoRA folders as peft's ``save_pretrained`` writes them, as far as they are judged without vLLM."""
+"""LoRA folders, as peft's ``save_pretrained`` writes them, judged before vLLM loads them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def _rank(name: str, folder: Path) -> int:
     except CheckpointError as error:
         raise ConfigError(f"{where}: {error.message}") from error
     patterns = config.get("rank_pattern") or {}
-    ranks = [config.get("r"), *(patterns.values() if isinstance(patterns, dict) else (None,))]
-    if not all(type(rank) is int and rank > 0 for rank in ranks):
+    found = [config.get("r"), *(patterns.values() if isinstance(patterns, dict) else (None,))]
+    ranks: list[int] = [rank for rank in found if type(rank) is int and rank > 0]
+    if len(ranks) < len(found):
         raise ConfigError(
-            f"{where}: ranks {ranks} in {_CONFIG}", hint="r and rank_pattern hold whole numbers"
+            f"{where}: ranks {found} in {_CONFIG}", hint="r and rank_pattern hold whole numbers"
         )
     return max(ranks)

@@ -152,6 +152,15 @@ class FakeCore:
     def close(self) -> None:
         self.closed = True
 
+    def num_found(self, ids: Sequence[int], adapter: str = "") -> int:
+        """Positions of these ids that are cached: whole blocks, and never the last token."""
+        num = 0
+        while num + BLOCK_TOKENS < len(ids):
+            if (adapter, tuple(ids[: num + BLOCK_TOKENS])) not in self.cached:
+                break
+            num += BLOCK_TOKENS
+        return num
+
     # --- computing ------------------------------------------------------------------------------
 
     def _row(self, rid: int, row: RowDraft) -> CoreRow:
@@ -168,7 +177,7 @@ class FakeCore:
                 continue
             if not held.begun:
                 held.begun = True
-                held.num_computed = limit_hit(rid, self._num_found(held))
+                held.num_computed = limit_hit(rid, self.num_found(held.ids, held.new.adapter))
             first = held.num_computed
             num = min(budget, len(held.ids) - first)
             budget -= num
@@ -216,15 +225,6 @@ class FakeCore:
             q=row.q,
         )
         return accept(torch.stack(laws), [asked])[0]
-
-    def _num_found(self, held: _Held) -> int:
-        """Leading whole blocks that are cached, without the last token."""
-        num = 0
-        while (held.new.adapter, tuple(held.ids[: num + BLOCK_TOKENS])) in self.cached:
-            if num + BLOCK_TOKENS > len(held.ids) - 1:
-                break
-            num += BLOCK_TOKENS
-        return num
 
 
 def _has_ended(held: _Held) -> bool:

@@ -16,9 +16,10 @@ from cluster.config import ModelConfig, VerifierConfig
 from cluster.errors import ConfigError, Unsupported
 from verifier_service.vllm.adapters import adapter_ranks
 from verifier_service.vllm.v0_32 import proposer, scheduler, worker
+from verifier_service.vllm.v0_32.orders import MAX_DRAFT
 
-MAX_DRAFT: Final = 16
-"""Longest draft of a row that buffers are laid out for."""
+_COMPACT: Final = ("xgrammar", "guidance")
+"""Backends that can leave out whitespace of JSON."""
 _CPU_BLOCK: Final = 32
 _GPU_BLOCK: Final = 16
 """Block sizes are multiples of these."""
@@ -77,6 +78,7 @@ def engine_config(
     arguments = {
         **_defaults(),
         **given,
+        "structured_outputs_config": _constraints(given.get("structured_outputs_config", {})),
         **_derived(target, model, verifier, max_model_len),
         "additional_config": {
             worker.TARGET_KEY: str(target),
@@ -96,7 +98,7 @@ def refusals() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         text = " ".join(lines[:3]) or type(error).__name__
         raise ConfigError(f"vLLM refuses this configuration: {text[:600]}") from error
@@ -105,6 +107,26 @@ def refusals() -> Iterator[None]:
 def _defaults() -> dict[str, Any]:
     """What ``engine_args`` may change. On a CPU vLLM's compiler gains little and takes minutes."""
     return {"enforce_eager": True} if current_platform.is_cpu() else {}
+
+
+def _constraints(given: Any) -> dict[str, Any]:
+    """How constraints on answers are held; what is given counts.
+
+    One backend judges and compiles all: vLLM's ``auto`` judges each request by a backend of its
+    own, but compiles it with that of the first one, which may then ignore a part of a schema. And
+    JSON comes without whitespace between its tokens: else a schema that bounds an answer would not
+    bound its length, and small models do not find out of a run of blanks.
+
+    Raises:
+        ConfigError: ``auto``, or no mapping.
+    """
+    where = "verifier.vllm.engine_args.structured_outputs_config"
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where}: not a mapping")
+    backend = given.get("backend", "xgrammar")
+    if backend == "auto":
+        raise ConfigError(f"{where}: backend auto", hint="name one, or leave it out for xgrammar")
+    return {"disable_any_whitespace": backend in _COMPACT, **given, "backend": backend}
 
 
 def _derived(

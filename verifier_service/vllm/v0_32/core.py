@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Final
 
-from vllm.lora.request import LoRARequest
-from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
+from vllm.v1.request import RequestStatus
 
-from cluster.constraints import KINDS, read_choices
-from cluster.errors import BadConstraint, ConfigError, DSparkError
+from cluster.constraints import KINDS
+from cluster.errors import BadConstraint, DSparkError
 from verifier_service.vllm.core import (
     CoreFacts,
     CorePlan,
@@ -22,12 +23,13 @@ from verifier_service.vllm.core import (
     LimitHit,
     NewRequest,
 )
+from verifier_service.vllm.v0_32.adapters import load_adapters
+from verifier_service.vllm.v0_32.forms import Forms
 from verifier_service.vllm.v0_32.orders import Law, Ran, StepRan
-from verifier_service.vllm.v0_32.scheduler import Plan, PlannedScheduler
+from verifier_service.vllm.v0_32.scheduler import PlannedScheduler, plan_of
 
-_MAX_FORMS: Final = 256
-"""Constraints remembered as judged: a request's is asked for several times, and many requests
-share one."""
+_COMPILE_WAIT_S: Final = 0.05
+"""Most that a step without anything else to do waits for a constraint that is being compiled."""
 
 
 class InProcessCore:
@@ -45,17 +47,13 @@ class InProcessCore:
         scheduler = self._core.scheduler
         assert isinstance(scheduler, PlannedScheduler), type(scheduler)
         self._scheduler: PlannedScheduler = scheduler
-        self._adapters = {
-            name: LoRARequest(lora_name=name, lora_int_id=place, lora_path=path)
-            for place, (name, path) in enumerate(adapters.items(), start=1)
-        }
-        self._load_adapters()
+        self._adapters = load_adapters(self._core, adapters)
         self._rids: dict[str, int] = {}
         """Of vLLM's request ids, which name an admission: a rid may come again."""
         self._ids: dict[int, str] = {}
         self._constrained: set[str] = set()
         self._num_added = 0
-        self._forms: dict[tuple[str, str], StructuredOutputsParams] = {}
+        self._forms = Forms(config, self._core.structured_output_manager)
         model = config.model_config
         self._facts = CoreFacts(
             vocab_size=model.get_vocab_size(),
@@ -87,7 +85,7 @@ class InProcessCore:
                 "a constrained answer needs a stop token to end by",
                 hint="leave ignore_eos off, or name stop_token_ids",
             )
-        self._form(request.constraint_kind, request.constraint)
+        self._forms.read(request.constraint_kind, request.constraint)
 
     def add(self, request: NewRequest) -> None:
         """See `Core.add`."""
@@ -105,19 +103,25 @@ class InProcessCore:
     def drop_broken(self, rid: int) -> None:
         """See `Core.drop_broken`."""
         manager = self._scheduler.kv_cache_manager
-        for group in manager.get_block_ids(self._ids[rid]):
-            manager.evict_blocks(set(group))
+        groups = manager.get_blocks(self._ids[rid]).blocks
+        blocks = [block for group in groups for block in group if not block.is_null]
+        manager.evict_blocks({block.block_id for block in blocks})
+        own = [block.block_id for block in blocks if block.ref_cnt == 1]
+        self._core.collective_rpc("clear_blocks", args=(own,))
         self.drop([rid])
 
     def step(self, plan: CorePlan, limit_hit: LimitHit) -> CoreStep:
         """See `Core.step`."""
+        done = self._step(plan, limit_hit)
+        idle = not (done.rows or done.failed or done.preempted)
+        if idle and self._wait_for_grammar():
+            done = self._step(plan, limit_hit)
+        return done
+
+    def _step(self, plan: CorePlan, limit_hit: LimitHit) -> CoreStep:
         scheduler = self._scheduler
         scheduler.limit_hit = lambda request_id, num: limit_hit(self._rids[request_id], num)
-        scheduler.plan = Plan(
-            rows={self._ids[rid]: row for rid, row in plan.rows.items()},
-            num_row_tokens=plan.num_row_tokens,
-            prefill_budget=plan.prefill_budget,
-        )
+        scheduler.plan = plan_of(plan, self._ids)
         scheduler.preempted = []
         try:
             outputs, _ = self._core.step()
@@ -131,15 +135,23 @@ class InProcessCore:
             for output in group.outputs
             if output.finish_reason == FinishReason.ERROR
         }
+        stuck = [self._rids[request_id] for request_id, item in ran.requests.items() if item.stuck]
+        for rid in stuck:
+            failed[rid] = BadConstraint("the constraint leaves no token that could come next")
         preempted = tuple(self._rids[request_id] for request_id in scheduler.preempted)
-        rows = tuple(self._row(request_id, item) for request_id, item in ran.requests.items())
+        core_rows = tuple(
+            self._row(request_id, item)
+            for request_id, item in ran.requests.items()
+            if self._rids[request_id] not in failed
+        )
+        self.drop(stuck)
         gone = [
             rid for rid, request_id in self._ids.items() if request_id not in scheduler.requests
         ]
         for rid in gone:
             self._forget(rid)
         return CoreStep(
-            rows=rows,
+            rows=core_rows,
             num_padded=ran.num_padded,
             preempted=preempted,
             failed=failed,
@@ -169,19 +181,6 @@ class InProcessCore:
 
     # --- what vLLM is told ----------------------------------------------------------------------
 
-    def _load_adapters(self) -> None:
-        """All of them, now: one that does not fit must not wait for its first request.
-
-        Raises:
-            ConfigError: names the adapter.
-        """
-        for name, adapter in self._adapters.items():
-            try:
-                self._core.add_lora(adapter)
-            except Exception as error:  # vLLM and the readers of files raise what they like
-                reason = " ".join(str(error).split())[:600] or type(error).__name__
-                raise ConfigError(f"verifier.adapters.{name}: vLLM refuses it: {reason}") from error
-
     def _known(self, request: NewRequest) -> Any:
         """vLLM's own request, under a new id."""
         self._num_added += 1
@@ -192,19 +191,25 @@ class InProcessCore:
             self._constrained.add(request_id)
         law = Law(sampling=request.sampling, num_prompt=request.num_prompt)
         self._scheduler.expect(request_id, law, list(request.ids[request.num_prompt :]))
-        known, _ = self._core.preprocess_add_request(
-            EngineCoreRequest(
-                request_id=request_id,
-                prompt_token_ids=list(request.ids),
-                mm_features=None,
-                sampling_params=self._sampling_params(request),
-                pooling_params=None,
-                arrival_time=time.time(),
-                lora_request=self._adapters.get(request.adapter),
-                cache_salt=None,
-                data_parallel_rank=None,
-            )
+        told = EngineCoreRequest(
+            request_id=request_id,
+            prompt_token_ids=list(request.ids),
+            mm_features=None,
+            sampling_params=self._sampling_params(request),
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=self._adapters.get(request.adapter),
+            cache_salt=None,
+            data_parallel_rank=None,
         )
+        try:
+            known, _ = self._core.preprocess_add_request(told)
+        except Exception as error:  # of a backend that cannot read this tokenizer, say
+            self._scheduler.forget(request_id)
+            self._forget(request.rid)
+            if not request.constraint_kind:
+                raise
+            raise BadConstraint(f"{request.constraint_kind}: {error}"[:600]) from error
         return known
 
     def _forget(self, rid: int) -> None:
@@ -220,35 +225,18 @@ class InProcessCore:
             ignore_eos=True,
             stop_token_ids=list(request.stop_ids),
             detokenize=False,
-            structured_outputs=self._form(request.constraint_kind, request.constraint),
+            structured_outputs=self._forms.read(request.constraint_kind, request.constraint),
         )
 
-    def _form(self, kind: str, text: str) -> StructuredOutputsParams | None:
-        """A constraint in vLLM's words, judged by the backend that will compile it.
-
-        Raises:
-            BadConstraint: it cannot.
-        """
-        if not kind:
-            return None
-        form = self._forms.get((kind, text))
-        if form is None:
-            params = SamplingParams(temperature=0.0, structured_outputs=_constraint(kind, text))
-            try:
-                params.verify(
-                    self._config.model_config,
-                    self._config.speculative_config,
-                    self._config.structured_outputs_config,
-                    getattr(self._core.structured_output_manager, "tokenizer", None),
-                )
-            except Exception as error:  # backends raise what they like
-                reason = " ".join(str(error).split())[:600]
-                raise BadConstraint(f"{kind}: {reason}") from error
-            form = params.structured_outputs
-            self._forms[kind, text] = form
-            if len(self._forms) > _MAX_FORMS:
-                self._forms.pop(next(iter(self._forms)))
-        return form
+    def _wait_for_grammar(self) -> bool:
+        """Has a constraint been compiled, of those that requests wait for?"""
+        compiling = [
+            request.structured_output_request._grammar
+            for request in self._scheduler.requests.values()
+            if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        ]
+        futures = [grammar for grammar in compiling if isinstance(grammar, Future)]
+        return bool(futures and wait(futures, _COMPILE_WAIT_S, return_when=FIRST_COMPLETED).done)
 
     def _failure(self, request_id: str) -> DSparkError:
         if request_id in self._constrained:
@@ -266,18 +254,3 @@ class InProcessCore:
             broken=ran.broken,
             features=ran.features,
         )
-
-
-def _constraint(kind: str, text: str) -> StructuredOutputsParams | None:
-    if not kind:
-        return None
-    if kind == "json_object":
-        return StructuredOutputsParams(json_object=True)
-    if kind == "json_schema":
-        return StructuredOutputsParams(json=text)
-    if kind == "choice":
-        return StructuredOutputsParams(choice=list(read_choices(text)))
-    if kind == "regex":
-        return StructuredOutputsParams(regex=text)
-    assert kind == "grammar", kind
-    return StructuredOutputsParams(grammar=text)

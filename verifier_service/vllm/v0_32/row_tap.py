@@ -51,6 +51,7 @@ class RowTap:
         self._step: Any = None
         self._verdicts: dict[str, RowVerdict] = {}
         self._broken: set[str] = set()
+        self._stuck: set[str] = set()
         self._ran: dict[str, Ran] = {}
         self._num_padded = 0
 
@@ -72,7 +73,8 @@ class RowTap:
                 law=self._orders.laws[new.req_id], ids=list(new.prompt_token_ids)
             )
         self._step = scheduler_output
-        self._verdicts, self._broken, self._ran = {}, set(), {}
+        self._verdicts, self._ran = {}, {}
+        self._broken, self._stuck = set(), set()
         self._num_padded = 0
 
     def sample(self, logits_NV: Tensor, spec_decode_metadata: Any) -> SamplerOutput:
@@ -123,6 +125,7 @@ class RowTap:
                 num_tokens=num_tokens[request_id],
                 verdict=self._verdicts.get(request_id),
                 broken=request_id in self._broken,
+                stuck=request_id in self._stuck,
                 features=rows,
             )
 
@@ -158,10 +161,13 @@ class RowTap:
     def _judge_singly(self, logits_NV: Tensor, judged: Sequence[tuple[str, VerifyRow]]) -> None:
         start = 0
         for request_id, row in judged:
+            own_NV = logits_NV[start : start + row.num_laws]
             try:
-                verdict = accept(logits_NV[start : start + row.num_laws], [row])[0]
+                verdict = accept(own_NV, [row])[0]
             except DSparkError:
-                self._broken.add(request_id)
+                # A mask does not hide a NaN: who has nothing but -inf was masked to the last token.
+                stuck = bool(torch.isneginf(own_NV).all(dim=-1).any())
+                (self._stuck if stuck else self._broken).add(request_id)
             else:
                 self._take_verdict(request_id, verdict)
             start += row.num_laws

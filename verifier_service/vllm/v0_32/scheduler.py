@@ -17,8 +17,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import Request, RequestStatus
 
+from cluster.sparse import SparseQ
 from verifier_service.live_request import RowDraft
-from verifier_service.vllm.v0_32.orders import Law, Orders
+from verifier_service.vllm.core import CorePlan
+from verifier_service.vllm.v0_32.orders import MAX_DRAFT, Law, Orders
 
 PATH: Final = f"{__name__}.PlannedScheduler"
 _NEVER: Final = 1 << 60
@@ -34,6 +36,27 @@ class Plan:
     rows: Mapping[str, RowDraft] = field(default_factory=dict)
     num_row_tokens: int = 0
     prefill_budget: int = 0
+
+
+def plan_of(plan: CorePlan, ids: Mapping[int, str]) -> Plan:
+    """A plan with vLLM's request ids for ours.
+
+    Drafts that buffers have no room for are left out. They need not be judged: which, depends on
+    how many there are and on nothing that was drawn.
+    """
+    rows = {ids[rid]: _shortened(row) for rid, row in plan.rows.items()}
+    return Plan(
+        rows=rows,
+        num_row_tokens=sum(1 + len(row.draft_ids) for row in rows.values()),
+        prefill_budget=plan.prefill_budget,
+    )
+
+
+def _shortened(row: RowDraft) -> RowDraft:
+    if len(row.draft_ids) <= MAX_DRAFT:
+        return row
+    q = None if row.q is None else SparseQ(ids=row.q.ids[:MAX_DRAFT], probs=row.q.probs[:MAX_DRAFT])
+    return RowDraft(draft_ids=row.draft_ids[:MAX_DRAFT], q=q)
 
 
 class PlannedScheduler(Scheduler):
@@ -62,6 +85,11 @@ class PlannedScheduler(Scheduler):
         self._laws[request_id] = law
         if emitted:
             self._emitted[request_id] = emitted
+
+    def forget(self, request_id: str) -> None:
+        """Of a request that ended, or was expected and is not added."""
+        self._laws.pop(request_id, None)
+        self._emitted.pop(request_id, None)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Form the step of the plan."""
@@ -140,12 +168,15 @@ class PlannedScheduler(Scheduler):
             return ready
         del self._emitted[request.request_id]
         grammar = request.structured_output_request.grammar
-        if grammar.accept_tokens(request.request_id, list(emitted)):
+        # Tried first: what does not fit is the caller's fault, not an error of vLLM's log.
+        fits = len(grammar.validate_tokens(list(emitted))) == len(emitted)
+        if fits and grammar.accept_tokens(request.request_id, list(emitted)):
+            fits = not grammar.is_terminated()  # behind its end it would mask nothing
+        if fits:
             return True
         self.grammar_compile_error_reqs.add(request.request_id)
         return False
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
-        self._laws.pop(request.request_id, None)
-        self._emitted.pop(request.request_id, None)
+        self.forget(request.request_id)
         return super()._free_request(request, delay_free_blocks)

@@ -29,28 +29,40 @@ def _missing() -> Iterator[str]:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request, RequestStatus
+    from vllm.v1.structured_output import StructuredOutputManager
+    from vllm.v1.structured_output.request import StructuredOutputRequest
     from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
     yield from _without(
         Scheduler,
         "schedule",
         "finish_requests",
+        "get_grammar_bitmask",
         "_free_request",
         "_get_local_prefix_cache_hit",
         "_handle_blocked_waiting_request",
     )
-    yield from _without(KVCacheManager, "allocate_slots", "truncate_computed_blocks")
+    yield from _without(
+        KVCacheManager, "allocate_slots", "evict_blocks", "get_blocks", "truncate_computed_blocks"
+    )
+    yield from _without(StructuredOutputManager, "validate_tokens")
+    yield from _without(StructuredOutputRequest, "_grammar")
     yield from _without(
         EngineCore,
         "step",
         "add_request",
         "abort_requests",
+        "add_lora",
         "preprocess_add_request",
         "collective_rpc",
         "reset_prefix_cache",
         "shutdown",
     )
-    yield from _without(GPUModelRunner, "_sample", "execute_model", "sample_tokens")
+    yield from _without(
+        GPUModelRunner, "_sample", "_zero_block_ids", "execute_model", "sample_tokens"
+    )
+    yield from _unread(GPUModelRunner.__init__, "discard_request_mask", "input_batch")
+    yield from _unread(Scheduler.__init__, "grammar_compile_error_reqs", "kv_cache_manager")
     yield from _unread(
         Scheduler.schedule,
         "next_decode_eligible_step",

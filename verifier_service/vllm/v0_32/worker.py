@@ -65,6 +65,11 @@ class TappedWorker(BaseWorker):
         """A step died between the forward pass and its sampling."""
         self.model_runner.execute_model_state = None
 
+    def clear_blocks(self, block_ids: list[int]) -> None:
+        """Overwrite KV that may hold NaN: vLLM's attention on a CPU multiplies what lies behind a
+        request's end by 0 instead of leaving it out, so it would reach who gets the block next."""
+        self.model_runner._zero_block_ids(block_ids)
+
     def _projection(self) -> FeatureProjection | None:
         extra = self.vllm_config.additional_config
         if self.rank != 0 or not extra.get(DRAFTER_KEY):

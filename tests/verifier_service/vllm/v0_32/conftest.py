@@ -14,6 +14,7 @@ from cluster.environment import prepare_vllm
 from tests.frames import make_step
 from tests.verifier_service.conformance.engines import open_engine, own_threads
 from tests.verifier_service.conformance.targets import Target, write_tiny
+from tests.verifier_service.vllm.characters import write_tokenizer
 from tests.verifier_service.vllm.lora import Lora, random_lora
 from verifier_service.engine import Engine
 
@@ -61,8 +62,10 @@ def opened(vllm: None) -> Iterator[OpenEngine]:
 
 @pytest.fixture(scope="package")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """A random target of 211 tokens, t0 to t210."""
-    return write_tiny(tmp_path_factory.mktemp("tiny"))
+    """A random target of 211 tokens, most of them characters of its tokenizer."""
+    target = write_tiny(tmp_path_factory.mktemp("tiny"))
+    write_tokenizer(target.folder)
+    return target
 
 
 @pytest.fixture(scope="package")
@@ -76,7 +79,10 @@ def loras(tiny: Target) -> dict[str, Lora]:
 
 @pytest.fixture(scope="package")
 def tiny_engine(
-    opened: OpenEngine, tiny: Target, loras: dict[str, Lora], tmp_path_factory: pytest.TempPathFactory
+    opened: OpenEngine,
+    tiny: Target,
+    loras: dict[str, Lora],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Engine:
     """Shared by all tests, which take it through `engine`."""
     folder = tmp_path_factory.mktemp("adapters")
@@ -91,3 +97,8 @@ def engine(tiny_engine: Engine) -> Iterator[Engine]:
     yield tiny_engine
     tiny_engine.release_all()
     assert tiny_engine.step(make_step()).result.free_kv_blocks == free
+
+
+def worker_of(engine: Engine) -> Any:
+    """Ours, in this process."""
+    return engine._core._core.model_executor.driver_worker.worker  # type: ignore[attr-defined]
