@@ -12,14 +12,18 @@ from vllm.config.lora import MaxLoRARanks
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 
+from cluster.autoregressive_checkpoint import load_autoregressive_spec
 from cluster.config import ModelConfig, VerifierConfig
+from cluster.drafter_checkpoint import checkpoint_kind, load_spec
 from cluster.errors import ConfigError, Unsupported
 from verifier_service.vllm.adapters import adapter_ranks
 from verifier_service.vllm.v0_32 import proposer, scheduler, worker
-from verifier_service.vllm.v0_32.orders import MAX_DRAFT
 
 _COMPACT: Final = ("xgrammar", "guidance")
 """Backends that can leave out whitespace of JSON."""
+_LOOKUP_GAMMA: Final = 64
+"""The most that ``drafter.lookup.gamma`` allows."""
+_CPU_DRAFT: Final = 16
 _CPU_BLOCK: Final = 32
 _GPU_BLOCK: Final = 16
 """Block sizes are multiples of these."""
@@ -79,7 +83,7 @@ def engine_config(
         **_defaults(),
         **given,
         "structured_outputs_config": _constraints(given.get("structured_outputs_config", {})),
-        **_derived(target, model, verifier, max_model_len),
+        **_derived(target, model, verifier, max_model_len, longest_draft(drafter)),
         "additional_config": {
             worker.TARGET_KEY: str(target),
             worker.DRAFTER_KEY: "" if drafter is None else str(drafter),
@@ -130,7 +134,7 @@ def _constraints(given: Any) -> dict[str, Any]:
 
 
 def _derived(
-    target: Path, model: ModelConfig, verifier: VerifierConfig, max_model_len: int
+    target: Path, model: ModelConfig, verifier: VerifierConfig, max_model_len: int, longest: int
 ) -> Mapping[str, Any]:
     if verifier.vllm.pipeline_parallel != 1:
         raise Unsupported(
@@ -156,11 +160,25 @@ def _derived(
         "speculative_config": {
             "method": "custom_class",
             "model": proposer.PATH,
-            "num_speculative_tokens": MAX_DRAFT,
+            "num_speculative_tokens": longest,
         },
         **_kv(verifier),
-        **_lora(verifier),
+        **_lora(verifier, longest),
     }
+
+
+def longest_draft(drafter: Path | None) -> int:
+    """Longest draft that is judged whole: at least the drafter's own.
+
+    On CUDA not one token more, for vLLM captures graphs for rows of that length; without a
+    checkpoint as long as prompt lookup's may be set to.
+    """
+    if drafter is None:
+        return _LOOKUP_GAMMA
+    kind = checkpoint_kind(drafter)
+    load = load_autoregressive_spec if kind == "autoregressive" else load_spec
+    gamma = load(drafter).gamma
+    return max(gamma, _CPU_DRAFT) if current_platform.is_cpu() else gamma
 
 
 def block_tokens(verifier: VerifierConfig) -> int:
@@ -187,7 +205,7 @@ def _kv(verifier: VerifierConfig) -> dict[str, Any]:
     return sizes
 
 
-def _lora(verifier: VerifierConfig) -> dict[str, Any]:
+def _lora(verifier: VerifierConfig, longest: int) -> dict[str, Any]:
     """Every adapter in a slot of its own, so that any mix of requests can share a step, and one
     slot that stays empty: vLLM's CPU kernels read the last one for tokens without an adapter."""
     if not verifier.adapters:
@@ -204,6 +222,6 @@ def _lora(verifier: VerifierConfig) -> dict[str, Any]:
         "max_lora_rank": ranks[0],
         # vLLM asks for room for the longest drafts of all requests at once; steps stay as planned.
         "max_num_batched_tokens": max(
-            verifier.max_step_tokens, verifier.max_requests * (MAX_DRAFT + 1)
+            verifier.max_step_tokens, verifier.max_requests * (longest + 1)
         ),
     }

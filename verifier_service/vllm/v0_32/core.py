@@ -121,7 +121,7 @@ class InProcessCore:
     def _step(self, plan: CorePlan, limit_hit: LimitHit) -> CoreStep:
         scheduler = self._scheduler
         scheduler.limit_hit = lambda request_id, num: limit_hit(self._rids[request_id], num)
-        scheduler.plan = plan_of(plan, self._ids)
+        scheduler.plan = plan_of(plan, self._ids, scheduler.longest_draft)
         scheduler.preempted = []
         try:
             outputs, _ = self._core.step()

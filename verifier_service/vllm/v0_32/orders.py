@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from torch import Tensor
 
 from cluster.sparse import SparseQ
 from cluster.wire import Sampling
 from verifier_service.acceptance import RowVerdict
-
-MAX_DRAFT: Final = 16
-"""Longest draft of a row that buffers are laid out for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 from cluster.sparse import SparseQ
 from verifier_service.live_request import RowDraft
 from verifier_service.vllm.core import CorePlan
-from verifier_service.vllm.v0_32.orders import MAX_DRAFT, Law, Orders
+from verifier_service.vllm.v0_32.orders import Law, Orders
 
 PATH: Final = f"{__name__}.PlannedScheduler"
 _NEVER: Final = 1 << 60
@@ -38,13 +38,13 @@ class Plan:
     prefill_budget: int = 0
 
 
-def plan_of(plan: CorePlan, ids: Mapping[int, str]) -> Plan:
+def plan_of(plan: CorePlan, ids: Mapping[int, str], longest: int) -> Plan:
     """A plan with vLLM's request ids for ours.
 
     Drafts that buffers have no room for are left out. They need not be judged: which, depends on
     how many there are and on nothing that was drawn.
     """
-    rows = {ids[rid]: _shortened(row) for rid, row in plan.rows.items()}
+    rows = {ids[rid]: _shortened(row, longest) for rid, row in plan.rows.items()}
     return Plan(
         rows=rows,
         num_row_tokens=sum(1 + len(row.draft_ids) for row in rows.values()),
@@ -52,11 +52,11 @@ def plan_of(plan: CorePlan, ids: Mapping[int, str]) -> Plan:
     )
 
 
-def _shortened(row: RowDraft) -> RowDraft:
-    if len(row.draft_ids) <= MAX_DRAFT:
+def _shortened(row: RowDraft, longest: int) -> RowDraft:
+    if len(row.draft_ids) <= longest:
         return row
-    q = None if row.q is None else SparseQ(ids=row.q.ids[:MAX_DRAFT], probs=row.q.probs[:MAX_DRAFT])
-    return RowDraft(draft_ids=row.draft_ids[:MAX_DRAFT], q=q)
+    q = None if row.q is None else SparseQ(ids=row.q.ids[:longest], probs=row.q.probs[:longest])
+    return RowDraft(draft_ids=row.draft_ids[:longest], q=q)
 
 
 class PlannedScheduler(Scheduler):
@@ -64,6 +64,7 @@ class PlannedScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.longest_draft: int = self.vllm_config.num_speculative_tokens
         # vLLM pads a request with one prompt token left by as many drafts of its own: there are
         # none. (Slots for ours are asked for step by step.)
         self.num_spec_tokens = 0
