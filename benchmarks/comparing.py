@@ -9,28 +9,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import random
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from growing import Report, add_mix_arguments, begin, in_time, mix_of, say
+
 from cluster.atomic_file import write_bytes, write_json
 from cluster.config import load_config
-from cluster.errors import ConfigError
-from cluster.prompt_file import TextPrompt, read_prompts
 from dspark.async_client import AsyncClient
 from dspark.bench.asks import Mix
 from dspark.bench.interleaved import Blocks, Setting, Timing, Unit, units
 from dspark.bench.turns import Turns
-from dspark.demo.prompts import PROMPTS
-
-Report = dict[str, Any]
 
 ALONE = 8
 """Cycles of settings in a load of their own."""
@@ -73,10 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, users: Sequence[int]) -> N
     parser.add_argument(
         "--per-user", type=float, default=0.03, metavar="S", help="more of both: steps get longer"
     )
-    parser.add_argument("--prompts", type=Path, help="JSONL; default: those of the demo")
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--max-tokens", type=int, nargs="+", default=[64, 96, 128])
-    parser.add_argument("--seed", type=int, default=0)
+    add_mix_arguments(parser)
     parser.add_argument("--config", type=Path, help="YAML of the server that is started")
     parser.add_argument("--port", type=int, default=9871, help="of the server that is started")
     parser.add_argument("--address", help="of a server that runs and nobody else uses")
@@ -84,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, users: Sequence[int]) -> N
 
 def run(args: argparse.Namespace, comparison: Comparison) -> None:
     """Measure what the report lacks; print and draw what it says then."""
-    report = _begin(args, comparison)
+    report = begin(args.out, _plan(args, comparison))
     with _server(args) as address:
         asyncio.run(_measure(address, args, comparison, report))
     report["summary"] = comparison.summarise(report["blocks"])
@@ -94,13 +85,8 @@ def run(args: argparse.Namespace, comparison: Comparison) -> None:
         print(line)
 
 
-def _begin(args: argparse.Namespace, comparison: Comparison) -> Report:
-    """A new report, or the one that stands at ``--out`` if it is of the same plan.
-
-    Raises:
-        ConfigError: it is of another one.
-    """
-    plan = {
+def _plan(args: argparse.Namespace, comparison: Comparison) -> dict[str, Any]:
+    return {
         "settings": [asdict(setting) for setting in comparison.settings],
         "controls": [asdict(setting) for setting in comparison.controls],
         "cycles": args.cycles,
@@ -110,13 +96,6 @@ def _begin(args: argparse.Namespace, comparison: Comparison) -> Report:
         "prompts": args.prompts.name if args.prompts else "demo",
         "seed": args.seed,
     }
-    fresh = {"machine": f"{os.cpu_count()} cores", "plan": plan, "blocks": []}
-    if not args.out.exists():
-        return fresh
-    old: Report = json.loads(args.out.read_text())
-    if old.get("plan") != json.loads(json.dumps(plan)):
-        raise ConfigError(f"{args.out} is of another plan", hint="delete it, or name another file")
-    return old
 
 
 @contextmanager
@@ -145,31 +124,18 @@ def _server(args: argparse.Namespace) -> Iterator[str]:
 async def _measure(
     address: str, args: argparse.Namespace, comparison: Comparison, report: Report
 ) -> None:
-    mix = Mix(
-        prompts=_prompts(args.prompts),
-        temperatures=args.temperature,
-        max_tokens=args.max_tokens,
-        seed=args.seed,
-    )
+    mix = mix_of(args)
     done = {(block["unit"], block["users"]) for block in report["blocks"]}
     plan = [
         unit
         for unit in units(comparison.settings, args.users, args.repeats, args.seed)
         if (unit.repeat, unit.users) not in done
     ]
-    began_s = time.monotonic()
     async with AsyncClient(address) as client:
         base = await client.get_scheduling()
         report["scheduling"] = base
         bench = _Bench(client, mix, base, args, comparison)
-        for place, unit in enumerate(plan):
-            taken_s = time.monotonic() - began_s
-            if place and taken_s * (place + 1) / place > args.minutes * 60:
-                print(f"{len(plan) - place} units are left; go on with the same command")
-                break
-            left_s = taken_s / place * (len(plan) - place) if place else 0.0
-            left = f", about {left_s / 60:.0f} min left" if place else ""
-            print(f"repeat {unit.repeat}, {unit.users} users{left}")
+        for unit in in_time(plan, args.minutes):
             found = [block | {"unit": unit.repeat} async for block in bench.unit(unit)]
             report["blocks"] += found
             write_json(args.out, report)
@@ -221,7 +187,7 @@ class _Bench:
             repeat=unit.repeat, users=unit.users, cycles=cycles, timing=timing
         ):
             for block in found:
-                _say(block)
+                say(block)
                 yield block
 
     async def _in_blocks(
@@ -235,23 +201,5 @@ class _Bench:
                 block = await self._blocks.measure(
                     by_name[name], repeat=repeat, users=unit.users, timing=timing
                 )
-                _say(block)
+                say(block)
                 yield block
-
-
-def _say(block: dict[str, Any]) -> None:
-    print(
-        f"{block['repeat']:5d} {block['users']:3d} users, {block['setting']:<16s}"
-        f"{block['tokens_per_s_total']:7.1f} tokens/s in all"
-        f"{block['tokens_per_s_user']:7.2f} per user",
-        flush=True,
-    )
-
-
-def _prompts(path: Path | None) -> list[TextPrompt]:
-    if path is not None:
-        return read_prompts(path)
-    return [
-        TextPrompt(text=p.text, source="demo", domain=p.name.partition(":")[0], where=p.name)
-        for p in PROMPTS
-    ]
