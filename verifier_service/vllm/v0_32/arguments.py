@@ -109,7 +109,7 @@ def refusals() -> Iterator[None]:
 
 
 def _defaults() -> dict[str, Any]:
-    """What ``engine_args`` may change. On a CPU vLLM's compiler gains little and takes minutes."""
+    """What ``engine_args`` may change. On a CPU vLLM's compiler takes a minute at each start."""
     return {"enforce_eager": True} if current_platform.is_cpu() else {}
 
 
