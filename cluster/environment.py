@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import platformdirs
 
@@ -82,6 +83,10 @@ def variable(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
+_SPIN_COUNT: Final = "10000"
+"""Some tens of microseconds."""
+
+
 def use_threads(num_threads: int) -> int:
     """Have OpenMP, if not loaded yet, use this many threads; 0 means one per usable core.
 
@@ -98,4 +103,7 @@ def use_threads(num_threads: int) -> int:
         )
     count = num_threads or len(os.sched_getaffinity(0))
     os.environ["OMP_NUM_THREADS"] = str(count)
+    # libgomp spins between two parallel regions, which is what makes small ones quick; by default
+    # for some 15 ms, which a verifier and a drafter on the same cores would take from each other.
+    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     return count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from cluster.config import Config
@@ -19,7 +18,7 @@ class DrafterReplica:
     """One drafter: loads its model, registers, drafts for whoever connects."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._node = await asyncio.to_thread(self._load, config)
+        self._node = await replica.in_passing(self._load, config)
         await self._node.start()
 
     @staticmethod

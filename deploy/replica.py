@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 from cluster.config import Config
 from cluster.directory import RayDirectory
 from cluster.drafter_spec import DrafterSource
 from cluster.environment import use_threads
 from cluster.model_store import ensure_drafter, ensure_model
+
+T = TypeVar("T")
 
 
 def member_id(pool: str) -> str:
@@ -35,6 +41,18 @@ def folders(config: Config) -> tuple[Path, DrafterSource | None]:
     """Target and drafter on this machine, fetched if need be."""
     target = ensure_model(config.model.target)
     return target, ensure_drafter(config.drafter.checkpoint, config.model.target)
+
+
+async def in_passing(function: Callable[..., T], *args: Any) -> T:
+    """Call something that loads an engine, in a thread that ends with the call.
+
+    OpenMP gives each thread that enters a parallel region a team of its own for as long as that
+    thread lives. The team of a pool's thread, which loads and then idles for ever, would count as
+    competition to the engine's own: libgomp then hardly spins between regions, and every one waits
+    for a sleeping thread (12 to 20% of a verify step on two cores).
+    """
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return await asyncio.get_running_loop().run_in_executor(thread, function, *args)
 
 
 def set_threads(num_threads: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ class VerifierReplica:
     """One verifier: loads its engine, measures it, registers, serves lanes."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._node = await asyncio.to_thread(self._load, config)
+        self._node = await replica.in_passing(self._load, config)
         await self._node.start()
 
     @staticmethod
