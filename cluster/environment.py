@@ -84,7 +84,7 @@ def variable(name: str, value: str) -> Iterator[None]:
 
 
 _SPIN_COUNT: Final = "10000"
-"""Some tens of microseconds."""
+"""Turns of the waiting loop."""
 
 
 def use_threads(num_threads: int) -> int:

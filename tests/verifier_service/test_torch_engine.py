@@ -15,11 +15,9 @@ import torch
 from cluster import digest
 from cluster.errors import (
     BadConstraint,
-    BadSamplingParameter,
     DSparkError,
     InvalidRequest,
     PromptTooLong,
-    TokenOutOfVocabulary,
     Unsupported,
 )
 from cluster.wire import FINISH_LENGTH, FINISH_STOP, decode, encode
@@ -308,27 +306,16 @@ def test_to_exactly_max_model_len_with_gamma_pending(folder: Path, reference: An
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"ids": []}, InvalidRequest),
-        ({"num_prompt": 0}, InvalidRequest),
-        ({"num_prompt": 6}, InvalidRequest),
-        ({"ids": [1, VOCAB_SIZE]}, TokenOutOfVocabulary),
-        ({"ids": [-1, 1]}, TokenOutOfVocabulary),
-        ({"ids": [1] * 512}, PromptTooLong),
-        ({"max_new_tokens": 0}, InvalidRequest),
-        ({"num_prompt": 2, "max_new_tokens": 3}, InvalidRequest),
-        ({"sampling": make_sampling(temperature=-1.0)}, BadSamplingParameter),
-        ({"sampling": make_sampling(mode="guess")}, BadSamplingParameter),
         ({"constraint_kind": "json_object"}, Unsupported),
         ({"constraint_kind": "choice", "constraint": "[]"}, BadConstraint),
         ({"adapter": "sql"}, Unsupported),
     ],
 )
-def test_check_refuses(
+def test_what_it_does_not_offer_is_refused(
     changes: dict[str, Any], error: type[DSparkError], engine: TorchEngine
 ) -> None:
-    changes = dict(changes)
-    ids = changes.pop("ids", [1, 2, 3, 4, 5])
-    bad = dataclasses.replace(admission(0, ids), **changes)
+    """What no engine may take is refused in `tests.verifier_service.conformance`."""
+    bad = dataclasses.replace(admission(0, [1, 2, 3, 4, 5]), **changes)
     with pytest.raises(error):
         engine.check(bad)
     lane = Lane(engine)
