@@ -24,7 +24,7 @@ import vllm_alone
 import yaml
 
 from cluster.config import load_config
-from cluster.environment import child_environment, variable
+from cluster.environment import child_environment, variables
 from cluster.errors import Unavailable
 from deploy.service import require_free, wait_ready
 from dspark.async_client import AsyncClient
@@ -85,7 +85,7 @@ class AloneSystem:
     async def start(self) -> Figure:
         """See `System.start`."""
         # Drafting by n-grams computes with numba, which otherwise has OpenMP use all cores.
-        with variable("NUMBA_NUM_THREADS", str(self._settings.threads)):
+        with variables(NUMBA_NUM_THREADS=str(self._settings.threads)):
             self._process.start()
         self._theirs.close()
         return await self._answer(START_S)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from cluster.errors import ConfigError, Unavailable
 from cluster.members import Directory, Member
+from cluster.priority import give_way
 from cluster.timeouts import require_timeout
 
 logger = logging.getLogger(__name__)
@@ -151,6 +152,7 @@ class _DirectoryActor:
     """`DirectoryState` with a clock, for Ray."""
 
     def __init__(self, ttl_s: float) -> None:
+        give_way()
         self._state = DirectoryState(ttl_s)
 
     def heartbeat(self, member: Member) -> None:

@@ -70,17 +70,18 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 
 @contextmanager
-def variable(name: str, value: str) -> Iterator[None]:
-    """Set a variable, for this process and its children, while the block runs."""
-    before = os.environ.get(name)
-    os.environ[name] = value
+def variables(**values: str) -> Iterator[None]:
+    """Set variables, for this process and its children, while the block runs."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 _SPIN_COUNT: Final = "10000"

@@ -8,6 +8,7 @@ from cluster.config import Config
 from cluster.drafter_spec import NGRAM
 from cluster.errors import ConfigError
 from cluster.fingerprint import drafter_fingerprint, folder_fingerprint
+from cluster.priority import give_way
 from deploy import replica
 
 if TYPE_CHECKING:  # heavy imports, and threads must be set before them
@@ -18,6 +19,7 @@ class DrafterReplica:
     """One drafter: loads its model, registers, drafts for whoever connects."""
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+        give_way()
         self._node = await replica.in_passing(self._load, config)
         await self._node.start()
 

@@ -25,6 +25,7 @@ from cluster.api import dspark_v1_pb2 as pb
 from cluster.config import Config
 from cluster.errors import ConfigError, DSparkError, InvalidRequest, ModelNotFound
 from cluster.fingerprint import drafter_fingerprint, folder_fingerprint
+from cluster.priority import give_way
 from cluster.scheduling_text import scheduling_text, with_values
 from cluster.status import details_of
 from deploy import replica
@@ -49,6 +50,7 @@ class Ingress:
     ) -> None:
         # The handles only tell Serve what belongs to the application: no call goes through them.
         self._config = config
+        give_way()
         target, drafter = await asyncio.to_thread(replica.folders, config)
         self._text_model: TextModel = await asyncio.to_thread(load_text_model, target)
         self._drafter = drafter_fingerprint(drafter, config.drafter.lookup)

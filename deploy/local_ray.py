@@ -6,19 +6,22 @@ import logging
 import secrets
 import shutil
 import signal
+import socket
+import sys
 import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
-from cluster.environment import variable
+from cluster.environment import variables
 from cluster.errors import Unavailable
+from cluster.priority import give_way
 
 LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 100 << 20
@@ -26,12 +29,27 @@ _OBJECT_STORE_BYTES: Final = 100 << 20
 _EXIT_TIMEOUT_S: Final = 10.0
 
 
+_NICENESS: Final = 0
+"""Of workers, where Ray's default is 15, the rank of background jobs: an engine goes before them,
+and has the others of our processes behind it (`cluster.priority`)."""
+_CONTROL_LOOP_S: Final = 0.5
+"""Between two looks of Serve's controller at its replicas; at its 0.1 s that takes 3% of a core."""
+_PLATFORM: Final = ("ray::ServeController", "ray::ProxyActor")
+_MOST_STREAMS: Final = 10_000
+"""Answers that one connection may carry at a time; HAProxy has the others wait unseen."""
+_LONGEST_FOLDER: Final = 26
+"""Serve puts a folder named after the node between, and a Unix socket's path ends at 97."""
+_LONGEST_STREAM_S: Final = 24 * 3600
+"""When the set of routers changes, HAProxy ends answers that go on for longer than this."""
+
+
 @contextmanager
-def private_ray(*, num_cpus: int) -> Iterator[None]:
+def private_ray(*, num_cpus: int, haproxy: bool = True) -> Iterator[None]:
     """A new Ray of this process's own: quiet, guarded by a token of its own, gone without a trace.
 
     Args:
         num_cpus: logical CPUs, what deployments reserve; not a limit on real cores.
+        haproxy: have Serve start HAProxy in place of its Python proxy.
 
     Raises:
         Unavailable: Ray did not start.
@@ -41,9 +59,12 @@ def private_ray(*, num_cpus: int) -> Iterator[None]:
     try:
         # Ray asks for a token by default and would leave a made one in the home directory.
         # Replicas make torch's compilation cache on import, wherever this points.
-        with (
-            variable("RAY_AUTH_TOKEN", _process_token()),
-            variable("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor")),
+        with variables(
+            RAY_AUTH_TOKEN=_process_token(),
+            TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"),
+            RAY_worker_niceness=str(_NICENESS),
+            RAY_SERVE_CONTROL_LOOP_INTERVAL_S=str(_CONTROL_LOOP_S),
+            **_proxy_variables(folder, haproxy=haproxy),
         ):
             _init(
                 address="local",
@@ -58,6 +79,49 @@ def private_ray(*, num_cpus: int) -> Iterator[None]:
         _shutdown()
         _reap([process for process in children if process.pid not in before])
         _remove(folder)
+
+
+def _proxy_variables(folder: Path, *, haproxy: bool) -> dict[str, str]:
+    """What Serve's processes read of their proxy. All that HAProxy would have in places fixed for
+    the whole machine lies in ``folder``, and at ports of its own."""
+    if not haproxy or sys.platform != "linux" or len(str(folder)) > _LONGEST_FOLDER:
+        return {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
+    values = {
+        "CONFIG_FILE_LOC": folder / "haproxy.cfg",
+        "SOCKET_PATH": folder / "haproxy.sock",
+        "SERVER_STATE_BASE": folder,
+        "SERVER_STATE_FILE": folder / "haproxy.state",
+        "METRICS_ENABLED": 0,
+        "METRICS_PORT": free_port(),
+        "STATS_PORT": free_port(),
+        "HARD_STOP_AFTER_S": _LONGEST_STREAM_S,
+        "H2_FE_MAX_CONCURRENT_STREAMS": _MOST_STREAMS,
+        "H2_BE_MAX_CONCURRENT_STREAMS": _MOST_STREAMS,
+    }
+    named = {f"RAY_SERVE_HAPROXY_{name}": str(value) for name, value in values.items()}
+    # Ports of a router that is gone are kept from the next one for as long as an old HAProxy may
+    # still know them; here there are hundreds, and never many routers.
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_PORT_QUARANTINE_S": "120",
+        **named,
+    }
+
+
+def rank_platform() -> None:
+    """Have Serve's own processes, as far as they were started from here, give way to engines."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith(_PLATFORM):
+                give_way(process)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 @cache

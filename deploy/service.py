@@ -21,7 +21,7 @@ from cluster.directory import end_directory
 from cluster.errors import ConfigError, Unavailable
 from cluster.model_store import ensure_drafter, ensure_model
 from cluster.wheel import Report
-from deploy.local_ray import LOOPBACK, joined_ray, private_ray
+from deploy.local_ray import LOOPBACK, free_port, joined_ray, private_ray, rank_platform
 
 SERVICERS: Final = (
     "cluster.api.dspark_v1_pb2_grpc.add_DSparkServicer_to_server",
@@ -58,8 +58,11 @@ def serving(config: Config, *, ray_address: str, phase: Phase, report: Report) -
             phase("starting Ray")
             require_free(config.cluster.grpc_port)
             config = replace(config, cluster=replace(config.cluster, data_host=LOOPBACK))
-            stack.enter_context(private_ray(num_cpus=_logical_cpus(config)))
+            haproxy = config.cluster.proxy == "haproxy"
+            stack.enter_context(private_ray(num_cpus=_logical_cpus(config), haproxy=haproxy))
         started = _start_serve(config)
+        if not ray_address:
+            rank_platform()
         # A private Ray takes Serve with it when it ends.
         stack.callback(
             stop_application,
@@ -108,7 +111,7 @@ def _start_serve(config: Config) -> bool:
         return False
     serve.start(
         proxy_location="EveryNode",
-        http_options={"host": LOOPBACK, "port": _free_port()},
+        http_options={"host": LOOPBACK, "port": free_port()},
         grpc_options=gRPCOptions(
             port=config.cluster.grpc_port, grpc_servicer_functions=list(SERVICERS)
         ),
@@ -191,10 +194,3 @@ def require_free(port: int) -> None:
                 f"cluster.grpc_port: {port} is taken ({error.strerror})",
                 hint="choose another with --port",
             ) from error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-    return port

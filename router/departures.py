@@ -71,7 +71,7 @@ class Departures:
         rebinds = [rebind_of(r) for r in rows if self._sessions.rebind(r, now)]
         asks = self._asks(rows, lengths)
         planned = [
-            PlannedRow(request, length, ask)
+            PlannedRow(request, length, ask, request.phase is Phase.IN_STEP)
             for request, length, ask in zip(rows, lengths, asks, strict=True)
         ]
         step = pack_step(

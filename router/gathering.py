@@ -82,9 +82,10 @@ class Gathering:
                 return free if self._has_work else math.inf
             plain = any(flight.num_asked < len(flight.rows) for flight in steps)
             if plain and self.scheduling.gather != "when_free":
-                # Plain rows are in every step, so the next one waits for those that are in the
-                # air: going without them would make two groups of them, and two steps of one.
-                return math.inf
+                # Plain rows are in every step: the next one goes ahead with those that are in the
+                # air, or waits for them. Without them there would be two groups of them, and two
+                # steps for one.
+                return now if self._rows_ahead() else math.inf
         if self._roster.num_ready:
             return self._rows_go_at(now)
         if self.num_prompt_tokens():
@@ -95,7 +96,7 @@ class Gathering:
     def _has_work(self) -> bool:
         """Whether another step could be of use before something comes back."""
         rows = self._roster.num_ready + self._roster.num_awaiting
-        return rows > 0 or self.num_prompt_tokens() > 0
+        return rows > 0 or self.num_prompt_tokens() > 0 or bool(self._rows_ahead())
 
     def _rows_go_at(self, now: float) -> float:
         """With some rows ready, and the verifier about to be free."""
@@ -146,14 +147,36 @@ class Gathering:
     # --- who ----------------------------------------------------------------------------------
 
     def ready_rows(self) -> list[LaneRequest]:
-        """The rows of a step that goes now, longest waiting first."""
+        """The rows of a step that goes now, longest waiting first; then those that go ahead."""
         ready = sorted(self._roster.within(Phase.READY).values(), key=_by_age)
         room = self._max_step_tokens
         if self.num_prompt_tokens():  # prompts must not starve behind rows that fill the step
             room -= min(least_chunk(self._most_prefill), self.num_prompt_tokens(), room - 1)
         if self.scheduling.gather == "steady" and self.regime.num_groups > 1:
             ready = _at_most(ready, self.regime.group)
-        return ready[:room]
+        return (ready + self._rows_ahead())[:room]
+
+    def _rows_ahead(self) -> list[LaneRequest]:
+        """Requests whose next row can go while the step in the air emits its anchor: where that is
+        one token, whatever it is, and nothing else is worth waiting for.
+
+        The verifier then finds its next step queued, and the router's time for a result is hidden.
+        A request that the step ends has one row too many, which fails and is ignored.
+        """
+        steps = self._flights.steps
+        if len(steps) != 1 or steps[0].num_asked or self._roster.num_awaiting:
+            return []
+        if self.scheduling.gather == "when_free":
+            return []
+        here = self._roster.within(Phase.IN_STEP)
+        return [
+            request
+            for rid, row in steps[0].rows.items()
+            if row.num_draft == 0
+            and (request := here.get(rid)) is not None
+            and request.block is None
+            and request.remaining > 1
+        ]
 
     # --- how much prompt ----------------------------------------------------------------------
 

@@ -67,7 +67,9 @@ class Learning:
             sum(1 + o.num_verified for o in drafting),
             sum(len(o.token_ids) for o in drafting),
         )
-        load = load_of(result, num_rows=len(flight.rows))
+        # Rows sent ahead whose requests had ended were not computed.
+        num_failed = sum(failed.rid in flight.rows for failed in result.failures)
+        load = load_of(result, num_rows=len(flight.rows) - num_failed)
         predicted_s = self._profile.step_s(load)
         self._counters.count_step(result, predicted_s)
         if self._gate is not None:

@@ -45,6 +45,8 @@ class Returns:
         self._counters = counters
         self._num_blocks: Counter[str] = Counter()
         """That the step which is settled has asked for, by drafter."""
+        self._ahead: frozenset[int] = frozenset()
+        """Requests with a row in a step behind it."""
 
     def settle(
         self,
@@ -59,13 +61,14 @@ class Returns:
 
         Args:
             asked: blocks that the step has asked for, by drafter.
-            behind: steps that are still in the air.
+            behind: steps that are still in the air, maybe with rows of the same requests.
 
         Raises:
             FrameError: ids that do not exist.
         """
         rows = read_result(result, vocab_size=self._vocab_size)
         self._num_blocks = asked
+        self._ahead = frozenset[int]().union(*(later.rows for later in behind))
         here = self._roster.requests
         outcomes: list[Outcome] = [
             self._settle_row(row, request, flight, now)
@@ -108,7 +111,7 @@ class Returns:
             drafter = request.drafter
             num_blocks = 0 if drafter is None else self._num_blocks[drafter.drafter_id]
             self._sessions.expect(request, now, num_blocks=num_blocks)
-        else:
+        elif request.rid not in self._ahead:
             request.enter(Phase.READY, now)
         return Emission(
             rid=row.rid,

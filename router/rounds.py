@@ -236,7 +236,8 @@ class LaneState:
         )
         self._learning.step(result, flight, outcomes)
         self._gathering.pending_prefill = result.pending_prefill_tokens
-        if result.num_real_tokens == 0 and self._roster.within(Phase.PREFILLING):
+        stalled = flight.num_prefill > 0 and result.num_real_tokens == 0
+        if stalled and self._roster.within(Phase.PREFILLING):
             # Do not spin on a verifier that cannot go on.
             self._gathering.not_before = now + _STALL_PAUSE_S
         decoding = self._roster.within(Phase.AWAITING) or self._roster.within(Phase.READY)

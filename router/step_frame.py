@@ -20,6 +20,8 @@ class PlannedRow(NamedTuple):
     request: LaneRequest
     num_draft: int
     want_draft: bool
+    ahead: bool = False
+    """The step in the air emits its anchor, the token behind the request's present one."""
 
 
 def pack_step(
@@ -36,7 +38,7 @@ def pack_step(
     draft_ids: list[int] = []
     q_rows: list[SparseQ] = []
     has_q = np.zeros(len(rows), np.uint8)
-    for r, (request, n, _) in enumerate(rows):
+    for r, (request, n, _, _) in enumerate(rows):
         block = request.block
         if block is None or n == 0:
             continue
@@ -54,7 +56,7 @@ def pack_step(
         releases=np.array(releases, np.int64),
         prefill_budget=prefill_budget,
         rid=np.array([request.rid for request in requests], np.int64),
-        anchor=np.array([request.anchor for request in requests], np.int32),
+        anchor=np.array([row.request.anchor + row.ahead for row in rows], np.int32),
         digest=np.array([request.digest for request in requests], np.uint64),
         num_draft=np.array([row.num_draft for row in rows], np.int32),
         want_draft=np.array([row.want_draft for row in rows], np.uint8),

@@ -34,6 +34,8 @@ class LiveRequest:
     prefilled: bool = False
     digest: int = field(init=False)
     """Of the ids of computed positions, and the one after them."""
+    digest_before: int | None = None
+    """Of all but the last of them, if that came by itself: what a row sent ahead of it knows."""
     stop_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,6 +77,7 @@ class LiveRequest:
         ids = tuple(self.ids[first : first + num_rows])
         assert len(ids) == num_rows, (self.rid, first, num_rows, len(self.ids))
         self.num_computed += num_rows
+        self.digest_before = self.digest if num_rows == 1 else None
         self.digest = digest.extend(self.digest, ids)
         return ids
 
@@ -171,12 +174,16 @@ def row_draft(
         raise StaleFrame(f"request {rid} is not here")
     if not request.prefilled:
         raise StaleFrame(f"request {rid} is still in prefill")
-    if anchor != request.anchor or int(step.digest[index]) != request.digest:
+    prefix = int(step.digest[index])
+    ahead = prefix == request.digest_before
+    if anchor != request.anchor or not (ahead or prefix == request.digest):
         raise StaleFrame(
             f"request {rid} has its anchor at {request.anchor}; "
             f"the row's, at {anchor}, or its prefix is another"
         )
     draft_ids, q = _draft(step, index)
+    if ahead and draft_ids:
+        raise FrameError(f"request {rid}: drafts behind an anchor that was not known")
     check_draft(draft_ids, q, limits.vocab_size)
     if anchor + len(draft_ids) >= limits.max_model_len:
         raise FrameError(

@@ -93,6 +93,8 @@ class Step(Frame):
     """One engine step: admit, release, rebind, then verify the rows and spend the prefill budget.
 
     A row of ``num_draft`` 0 is a plain decode step. Rows without q (``has_q`` 0) are one-hot.
+    A plain row may be sent *ahead*: while the step runs that emits its anchor, which therefore is
+    not part of its digest. If that step ends the request, the row fails as stale and means nothing.
     Requests that are neither in a row nor still prefilling are held back.
     """
 
@@ -105,7 +107,7 @@ class Step(Frame):
     """Most prompt tokens this step may compute beside its verify rows."""
     rid: I64 = column("i8", "R")  # R
     anchor: I32 = column("i4", "R")  # R, position of the last committed token
-    digest: U64 = column("u8", "R")  # R, of ids[0..anchor]
+    digest: U64 = column("u8", "R")  # R, of ids[0..anchor]; ahead: of ids[0..anchor - 1]
     num_draft: I32 = column("i4", "R")  # R
     want_draft: U8 = column("u1", "R", most=1)  # R, ask for the next block
     draft_ids: I32 = array("i4", total_of="num_draft")  # T = sum(num_draft)

@@ -47,6 +47,8 @@ class RequestTable:
         self.key = np.zeros(num_slots, np.uint64)
         self.anchor = np.full(num_slots, 1 << 62)
         self.digest = np.zeros(num_slots, np.uint64)
+        self.digest_before = np.zeros(num_slots, np.uint64)
+        """Behind the last round, what its digest was: all that a row sent ahead of it knows."""
         self.end = np.zeros(num_slots, np.int64)
         """Anchor with which the text is complete ..."""
         self.limit = np.zeros(num_slots, np.int64)
@@ -71,7 +73,7 @@ class RequestTable:
         self.rid[slot] = admission.rid
         self.key[slot] = admission.sampling.seed
         self.anchor[slot] = len(admission.ids) - 1
-        self.digest[slot] = digest.of(admission.ids.tolist())
+        self.digest[slot] = self.digest_before[slot] = digest.of(admission.ids.tolist())
         last = admission.num_prompt - 1
         self.end[slot] = last + min(num_output, admission.max_new_tokens)
         self.limit[slot] = last + admission.max_new_tokens
@@ -101,6 +103,7 @@ class RequestTable:
         num_right_R = (draft_RN == token_RN).cumprod(axis=1).sum(axis=1)
         num_emitted_R = np.minimum(num_right_R + 1, self.end[slot_R] - anchor_R)
         self.anchor[slot_R] = after_R = anchor_R + num_emitted_R
+        self.digest_before[slot_R] = self.digest[slot_R]
         self.digest[slot_R] = digest.extend_rows(self.digest[slot_R], token_RN, num_emitted_R)
         self.behind[slot_R] += num_emitted_R
         over_R = np.where(after_R == self.limit[slot_R], FINISH_LENGTH, FINISH_STOP)

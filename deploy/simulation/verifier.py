@@ -103,7 +103,8 @@ class SimVerifier:
             self._admit(admission)
         slot_R = np.array([self._table.slot_of.get(rid, NOBODY) for rid in step.rid.tolist()], int)
         stale_R = (self._table.anchor[slot_R] != step.anchor) | (
-            self._table.digest[slot_R] != step.digest
+            (self._table.digest[slot_R] != step.digest)
+            & (self._table.digest_before[slot_R] != step.digest)
         )
         self._failures = [
             Failure(rid=rid, code=StaleFrame.__name__, message="another prefix")

@@ -437,16 +437,20 @@ def test_a_step_never_exceeds_the_verifiers_tokens() -> None:
 
 
 def test_plain_rows_stay_together() -> None:
-    """A request that is done with its prompt joins the others when their step is back. Going ahead
-    alone, behind their running step, would make two groups of plain rows: two steps of one."""
+    """A request that is done with its prompt joins the others when their step is back, or goes with
+    what goes ahead of it. Alone, behind their running step, it would make two groups of plain rows:
+    two steps of one."""
     rig = Rig()
-    rig.add(1, draft=False)
+    rig.add(1, draft=False, max_new_tokens=2)
     rig.prefill(1)
     rig.add(2, draft=False)
-    both = rig.step()
-    assert both.rid.tolist() == [1]
+    last = rig.step()
+    assert last.rid.tolist() == [1]
     rig.add(3, draft=False)
     rig.now += 100.0
     assert rig.state.next_step_at(rig.now) == math.inf, "the step in the air is long overdue"
-    rig.state.apply(rig.result(both, prefilled=(2,)), rig.now)
-    assert rig.step().rid.tolist() == [1, 2]
+    rig.state.apply(rig.result(last, prefilled=(2,)), rig.now)
+    assert rig.step().rid.tolist() == [2]
+    rig.add(4, draft=False)
+    assert rig.state.next_step_at(rig.now + 100.0) == rig.now + 100.0
+    assert rig.step().rid.tolist() == [2]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,6 +124,54 @@ def test_a_late_block_is_stale(engine: Engine, tiny: Target) -> None:
         result = rounds.step(lambda rid, ids: late)
         assert result.rid.tolist() == []
     assert rounds.num_stale == 2
+    rounds.run()
+    assert rounds.emitted(0) == tiny.greedy(prompt(9, 40), 16)
+
+
+def ahead_of(rounds: Rounds, rid: int, num_unknown: int = 1) -> np.ndarray[Any, Any]:
+    """Digest of a row that does not know the last tokens of its request."""
+    ids = rounds.ids[rid]
+    return np.array([digest.of(ids[: len(ids) - num_unknown])], np.uint64)
+
+
+def test_a_row_sent_ahead_of_its_anchor(engine: Engine, tiny: Target) -> None:
+    """It knows the text up to its anchor, which the step before has emitted. Once that has ended
+    the request, the row is stale, like any row of a request that is gone."""
+    rounds = started(engine, [9, 4], num_new=8)
+    rounds.step(rids=[0])
+    while 0 in rounds.decoding:
+        assert not rounds.step(rids=[0], digest=ahead_of(rounds, 0)).failures
+    assert rounds.emitted(0) == tiny.greedy(prompt(9, 40), 8)
+    gone = Row(rid=0, ids=rounds.ids[0])
+    prefix = np.concatenate([ahead_of(rounds, 1, 0), ahead_of(rounds, 0)])
+    result = rounds.step(rids=[1], beside=[gone], digest=prefix)
+    assert [(failure.rid, failure.code) for failure in result.failures] == [(0, "StaleFrame")]
+    rounds.run()
+    assert rounds.emitted(1) == tiny.greedy(prompt(4, 41), 8)
+
+
+@pytest.mark.parametrize("fault", ["drafts", "two tokens", "another text", "behind a prompt"])
+def test_what_a_row_ahead_cannot_be(engine: Engine, tiny: Target, fault: str) -> None:
+    """Drafts behind a token that nobody knew; a token before last that is unknown, too; another
+    text than the request's."""
+    rounds = started(engine, [9])
+    drafts: list[int] = []
+    if fault == "two tokens":
+        drafts = tiny.greedy(rounds.ids[0], 1)
+    if fault != "behind a prompt":
+        rounds.step(lambda rid, ids: Draft(ids=drafts))
+    ids = rounds.ids[0]
+    prefix = {
+        "another text": [*ids[:-2], another(ids[-2])],
+        "two tokens": ids[:-2],
+        "behind a prompt": ids[:-2],
+    }.get(fault, ids[:-1])
+    row = make_step([Row(rid=0, ids=ids, draft_ids=[1] if fault == "drafts" else ())])
+    result = engine.step(
+        dataclasses.replace(row, digest=np.array([digest.of(prefix)], np.uint64))
+    ).result
+    code = "FrameError" if fault == "drafts" else "StaleFrame"
+    assert [(failure.rid, failure.code) for failure in result.failures] == [(0, code)]
     rounds.run()
     assert rounds.emitted(0) == tiny.greedy(prompt(9, 40), 16)
 
