@@ -4,14 +4,15 @@
 
 ``vllm``: vLLM by itself, in process, the most that it can do (`vllm_alone`); ``vllm compiled``: the
 same by torch's compiler, its default, which our engine leaves off on a CPU because it takes minutes
-to start; ``vllm n-gram``: vLLM with its own speculation by prompt lookup; ``ours on vllm`` and
+to start; ``vllm n-gram``: vLLM with its own speculation by prompt lookup; ``vllm
+served``: vLLM behind its own API server, asked over HTTP (`vllm_served`); ``ours on vllm`` and
 ``ours on torch``: our whole service with the embedded pair over gRPC (router, drafter, verifier;
 `systems`). All in fp32, with as many threads, requests at once and KV positions; the prompts, mixed
 greedy and T = 1, and lengths are those that `dspark.bench.asks.Mix` draws, the same for all; texts
 end by EOS or length alike. In each repeat and at each number of users every system is measured once
 in an order of its own, while the others lie in memory, stopped: ``others_cpu`` of a block is what
-share of one core they took all the same, ``cpu`` what its own took. Our client runs beside our
-service and takes from it; vLLM alone has none.
+share of one core they took all the same, ``cpu`` what its own took. The client runs beside a
+service, vLLM's or ours, and takes from it; vLLM alone has none.
 
 The report holds every block; medians and quartiles; ratios of ours to the others in tokens/s in all
 with lower 90% bounds (`dspark.bench.comparison.ratios_to`; prompts levelled from eight repeats on);
@@ -33,11 +34,12 @@ from pathlib import Path
 from typing import Any
 
 import verify_steps
-from engines_summary import ALONE, NAMES, OURS, TORCH, draw, lines, summarise
+from engines_summary import ALONE, NAMES, OURS, SERVED, TORCH, draw, lines, summarise
 from growing import Report, add_mix_arguments, begin, in_time, mix_of
 from systems import AloneSystem, OurSystem, System, hold, let_go
 from systems_bench import Bench
 from vllm_alone import NGRAM, Settings
+from vllm_served import ServedSystem
 
 from cluster.atomic_file import write_bytes, write_json
 from cluster.config import load_config
@@ -88,7 +90,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--answers", type=int, default=6, help="of each probe of the bound")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each engine")
-    parser.add_argument("--port", type=int, default=9873, help="of our servers, and the next one")
+    parser.add_argument("--port", type=int, default=9873, help="of servers, and the next two")
     parser.add_argument("--steps", action="store_true", help="step times of the engines as well")
     add_mix_arguments(parser)
     return parser.parse_args()
@@ -126,22 +128,21 @@ def _config(args: argparse.Namespace, engine: str, port: int) -> dict[str, Any]:
 def make_systems(args: argparse.Namespace) -> list[System]:
     """Those that are asked for, not yet started; vLLM gets the KV and limits of our verifier."""
     config = load_config(_config(args, "vllm", args.port))
-    made: list[System] = [
-        AloneSystem(
-            name,
-            Settings(
-                target=ensure_model(config.model.target),
-                threads=args.threads,
-                max_model_len=config.model.max_model_len,
-                max_requests=config.verifier.max_requests,
-                kv_tokens=config.verifier.kv_tokens,
-                ngram=name == "vllm n-gram",
-                compiled=name == "vllm compiled",
-            ),
+
+    def settings(name: str) -> Settings:
+        return Settings(
+            target=ensure_model(config.model.target),
+            threads=args.threads,
+            max_model_len=config.model.max_model_len,
+            max_requests=config.verifier.max_requests,
+            kv_tokens=config.verifier.kv_tokens,
+            ngram=name == "vllm n-gram",
+            compiled=name == "vllm compiled",
         )
-        for name in ALONE
-        if name in args.only
-    ]
+
+    made: list[System] = [AloneSystem(name, settings(name)) for name in ALONE if name in args.only]
+    if SERVED in args.only:
+        made.append(ServedSystem(SERVED, settings(SERVED), args.port + 2))
     for place, (name, engine) in enumerate(((TORCH, "torch"), (OURS, "vllm"))):
         if name in args.only:
             made.append(OurSystem(name, _config(args, engine, args.port + place)))

@@ -204,14 +204,14 @@ class OurSystem:
             await self._client.close()
             self._client = None
         if self._process is not None:
-            await asyncio.to_thread(_end, self._process)
+            await asyncio.to_thread(end_tree, self._process)
             self._process = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_tree(process: subprocess.Popen[bytes]) -> None:
     """Ask the server to go; what of its processes is left after a while is killed."""
     with suppress(psutil.NoSuchProcess):
         server = psutil.Process(process.pid)

@@ -119,7 +119,7 @@ def test_what_waits_for_a_block_holds_all_back() -> None:
     assert step.rid.tolist() == [1]
     assert not rig.state.ready_rows(rig.now), "request 2 waits for its block"
     rig.answer(2)
-    assert [r.rid for r in rig.state.ready_rows(rig.now)] == [2, 1], "a block in hand goes with them"
+    assert [r.rid for r in rig.state.ready_rows(rig.now)] == [2, 1], "with the block in hand"
     land(rig, step)
     both = rig.step()
     assert sorted(both.rid.tolist()) == [1, 2]
