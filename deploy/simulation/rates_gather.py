@@ -100,19 +100,28 @@ class CountedGathering:
                 return math.inf
             free = self.flights.lands_at(now) - self.flights.lead_s
             if free > now:
-                has_work = self.num_ready or self.waves or self.num_prompt_tokens()
+                has_work = (
+                    self.num_ready or self.waves or self.num_prompt_tokens() or self.rows_ahead
+                )
                 return free if has_work else math.inf
             plain = any(
                 flight.num_asked < step.rows.total()
                 for flight, step in zip(steps, self.flying, strict=True)
             )
             if plain and self._scheduling.gather != "when_free":
-                return math.inf
+                return now if self.rows_ahead else math.inf
         if self.num_ready:
             return self._rows_go_at(now)
         if self.num_prompt_tokens():
             return self._prompts_go_at(now)
         return math.inf
+
+    @property
+    def rows_ahead(self) -> Counter[int]:
+        """Of the step in the air, those that go on before it is back: all where nobody drafts."""
+        if self._drafting or len(self.flying) != 1 or self._scheduling.gather == "when_free":
+            return Counter()
+        return self.flying[0].rows
 
     def _rows_go_at(self, now: float) -> float:
         if self._scheduling.gather == "when_free" or not self._drafting:

@@ -124,7 +124,7 @@ class CountedLane:
             self._overhead_s += _GAP_GAIN * (gap_s - self._overhead_s)
         flights.land(now, result.step_s)
         step = self._gathering.flying.popleft()
-        num_rows = step.rows.total()
+        num_rows = result.num_rows
         grown = result.begun.total() - result.num_ended
         self._gathering.num_decoding += grown
         self._gathering.pending_prefill = result.pending_prefill
@@ -163,7 +163,9 @@ class CountedLane:
 
     def _settle(self, result: CountedResult, now: float) -> None:
         """Rows are ready, or wait for their blocks."""
-        rows = result.going + result.begun
+        flying = self._gathering.flying
+        gone = bool(flying) and flying[0].ahead
+        rows = result.begun if gone else result.going + result.begun
         for drafter, count in sorted(rows.items()):
             if not result.step.drafting:
                 self._make_ready(drafter, count)
@@ -196,7 +198,8 @@ class CountedLane:
     # --- dispatch -----------------------------------------------------------------------------
 
     def _dispatch(self, now: float) -> None:
-        rows = self._take_rows()
+        ahead = self._gathering.rows_ahead
+        rows = self._take_rows() + ahead
         num_rows = rows.total()
         granted = self._gathering.prefill_tokens(num_rows, now)
         chunk = min(granted, self._gathering.num_prompt_tokens())
@@ -213,6 +216,7 @@ class CountedLane:
             prefill_budget=chunk,
             admissions=self._gathering.queued,
             drafting=self._drafting,
+            ahead=bool(ahead),
         )
         # In a round at whose start one or two tokens are left, a row does not ask; every number
         # of tokens is left at the start of one round in tau.

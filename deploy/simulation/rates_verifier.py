@@ -43,6 +43,8 @@ class CountedStep:
     prefill_budget: int
     admissions: Sequence[Prompt]
     drafting: bool
+    ahead: bool = False
+    """It holds the rows of the step before, which was not back: those that that one ended fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,8 @@ class CountedResult:
     """What comes of it."""
 
     step: CountedStep
+    num_rows: int
+    """That were computed."""
     going: Counter[int]
     """Rows that go on, by drafter."""
     begun: Counter[int]
@@ -101,6 +105,8 @@ class CountedVerifier:
         """Of each prompt: tokens left to compute."""
         self._steps: deque[CountedStep] = deque()
         self._running = False
+        self._ended = Counter[int]()
+        """Rows that the last step ended, by drafter."""
         self._lane: ResultTaker | None = None
 
     def serve(self, lane: ResultTaker) -> None:
@@ -119,12 +125,13 @@ class CountedVerifier:
         self._prompts.extend(step.admissions)
         self._lefts.extend(prompt.num_tokens for prompt in step.admissions)
         num_prefill, done = self._chunk(step.prefill_budget)
-        num_rows = step.rows.total()
+        rows = step.rows - self._ended if step.ahead else step.rows
+        num_rows = rows.total()
         work_s = _EMPTY_S
         if num_rows + num_prefill:
             work_s = self._curve.step_s(num_rows, num_rows + step.num_drafts, num_prefill)
         work_s *= jitter(self._rng, self._spec.jitter)
-        self.device.run(work_s, self._finish, step, num_prefill, done, self._clock.now)
+        self.device.run(work_s, self._finish, step, rows, num_prefill, done, self._clock.now)
 
     def _chunk(self, budget: int) -> tuple[int, list[Prompt]]:
         """Spend a budget: tokens, and the prompts that are through."""
@@ -140,21 +147,28 @@ class CountedVerifier:
         return budget - left, done
 
     def _finish(
-        self, step: CountedStep, num_prefill: int, done: list[Prompt], began_s: float
+        self,
+        step: CountedStep,
+        rows: Counter[int],
+        num_prefill: int,
+        done: list[Prompt],
+        began_s: float,
     ) -> None:
         now, self._running = self._clock.now, False
         self.busy_s += now - began_s
-        going = step.rows.copy()
+        going = rows.copy()
         num_ended = min(self._draws.poisson(step.num_last), going.total())
-        for drafter in _drawn(going, num_ended, self._rng):
-            going[drafter] -= 1
+        self._ended = Counter(_drawn(going, num_ended, self._rng))
+        for drafter, count in self._ended.items():
+            going[drafter] -= count
             if self._drafters:
-                self._drafters[drafter].num_bound -= 1
+                self._drafters[drafter].num_bound -= count
         assert self._lane is not None
         if step.drafting:
             self._ask(step, going, done, now)
         result = CountedResult(
             step=step,
+            num_rows=rows.total(),
             going=going,
             begun=Counter(prompt.drafter for prompt in done),
             num_ended=num_ended,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -136,6 +138,47 @@ async def test_twelve_at_once(served: Served) -> None:
         alone = await client.generate(prompts[3], max_tokens=8, ignore_eos=True).text()
     assert all(len(generation.token_ids) == 8 for generation in generations)
     assert texts[3] == alone
+
+
+async def test_more_at_once_than_a_proxy_lets_through_by_default(served: Served) -> None:
+    """HAProxy would have all but a hundred streams of a connection wait where nobody sees them: the
+    last one's first token would come when another one ends."""
+    many = 130
+    async with served.async_client() as client:
+        generations = [
+            client.generate(f"{n} is", max_tokens=100, ignore_eos=True) for n in range(many)
+        ]
+        streams = [aiter(generation) for generation in generations]
+        begun = [asyncio.ensure_future(anext(stream)) for stream in streams]
+        for _ in range(600):
+            metrics = (await client.get_model()).metrics
+            if metrics["live"] + metrics["queued"] >= many:
+                break
+            await asyncio.sleep(0.1)
+        else:
+            pytest.fail(f"of {many} requests the router knows {metrics['live']}")
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
+        await asyncio.gather(*(generation.close() for generation in generations))
+        await nothing_live(client)
+
+
+def test_engines_go_first(served: Served) -> None:
+    """Router, drafter and Serve's own processes rank behind the verifier, which is no background
+    job; the proxy is HAProxy."""
+    ranks: dict[str, set[int]] = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            name = " ".join(process.cmdline()).split(".")[0]
+            ranks.setdefault(name, set()).add(process.nice())
+    mine = psutil.Process().nice()
+    behind = min(mine + 15, 19)
+    assert ranks["ray::ServeReplica:dspark:Verifier"] == {mine}
+    for name in ("ServeReplica:dspark:Router", "ServeReplica:dspark:Drafter", "_DirectoryActor"):
+        assert ranks[f"ray::{name}"] == {behind}, name
+    assert ranks["ray::ServeController"] == {behind}
+    assert any("haproxy" in name for name in ranks)
 
 
 @pytest.mark.parametrize(
