@@ -17,8 +17,9 @@ from dspark.bench.figures import Figure
 from dspark.bench.interleaved import Timing, Unit
 
 WARM_UP = Timing(settle_s=0.0, measure_s=8.0)
-AWAKE_S = 2.0
-"""For what piled up in a system while it was held: heartbeats, health checks."""
+AWAKE_S = 5.0
+"""For what piled up in a system while it was held: heartbeats, health checks. HAProxy takes routers
+that stood still for dead, until they have answered again."""
 
 
 class Bench:

@@ -40,6 +40,11 @@ def _cut(text: str, most_bytes: int) -> str:
     return text
 
 
+_CUT_OFF: Final = "Stream removed"
+"""What gRPC makes of a proxy's plain HTTP answer in the middle of a call: HAProxy has no router that
+answers, for one is just starting, or the machine was asleep."""
+
+
 def error_of(code: str, details: str | None, address: str) -> DSparkError:
     """Rebuild the error that a call to ``address`` ended with.
 
@@ -53,6 +58,8 @@ def error_of(code: str, details: str | None, address: str) -> DSparkError:
         if type(error).__name__ == match[1] and error.grpc_code == code:
             error.hint = match[3] or ""
             return error
+    if code == "UNKNOWN" and (details or "").startswith(_CUT_OFF):
+        code = "UNAVAILABLE"
     kind = _BY_CODE.get(code, DSparkError)
     first_line = next(iter((details or "").strip().splitlines()), "no details")
     hint = "is `dspark serve` running there?" if kind is errors.Unavailable else ""

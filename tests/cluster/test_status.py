@@ -52,6 +52,11 @@ def test_what_no_header_can_hold_is_cut(char: str) -> None:
         # A name of ours under a code that is not its own did not come from us.
         ("INTERNAL", "AuthError: no token", DSparkError),
         ("UNKNOWN", "ValueError: x", DSparkError),
+        (
+            "UNKNOWN",
+            "Stream removed (Data frame with END_STREAM flag received)",
+            errors.Unavailable,
+        ),
     ],
 )
 def test_foreign_statuses_map_by_code(
