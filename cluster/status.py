@@ -41,8 +41,8 @@ def _cut(text: str, most_bytes: int) -> str:
 
 
 _CUT_OFF: Final = "Stream removed"
-"""What gRPC makes of a proxy's plain HTTP answer in the middle of a call: HAProxy has no router that
-answers, for one is just starting, or the machine was asleep."""
+"""What gRPC makes of a plain HTTP answer in the middle of a call: HAProxy has no router that does,
+for one is just starting, or the machine was asleep."""
 
 
 def error_of(code: str, details: str | None, address: str) -> DSparkError:

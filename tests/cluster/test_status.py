@@ -54,7 +54,7 @@ def test_what_no_header_can_hold_is_cut(char: str) -> None:
         ("UNKNOWN", "ValueError: x", DSparkError),
         (
             "UNKNOWN",
-            "Stream removed (Data frame with END_STREAM flag received)",
+            "Stream removed (Data frame with END_STREAM flag)",
             errors.Unavailable,
         ),
     ],
