@@ -24,11 +24,13 @@ class VerifierReplica:
     def _load(config: Config) -> VerifierNode:
         replica.set_threads(config.verifier.num_threads)
         from cluster.device_identity import device_identity
+        from cluster.pinning import pin_team
         from verifier_service.loading import load_engine
         from verifier_service.node import VerifierNode
         from verifier_service.torch_engine.loading import resolve_device
 
         target, drafter = replica.folders(config)
+        device = resolve_device(config.model.device)
         engine = load_engine(
             target,
             model=config.model,
@@ -41,8 +43,9 @@ class VerifierReplica:
             config=config,
             directory=replica.directory(config),
             drafter=drafter_fingerprint(drafter, config.drafter.lookup),
-            device=device_identity(resolve_device(config.model.device)),
+            device=device_identity(device),
             host=replica.data_host(config),
+            prepare=pin_team if device.type == "cpu" else None,
         )
 
     def check_health(self) -> None:

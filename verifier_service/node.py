@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -50,6 +51,7 @@ class VerifierNode:
         device: identity of what the engine computes on, see `cluster.device_identity`.
         host: interface to bind and advertise; `ClusterConfig.data_host` goes before it.
         profile: a step profile measured earlier; measured at `start` if not given.
+        prepare: called in the engine's thread before anything else, to set the thread up.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class VerifierNode:
         device: str = "",
         host: str = "127.0.0.1",
         profile: StepProfile | None = None,
+        prepare: Callable[[], object] | None = None,
     ) -> None:
         self.member_id = member_id
         self.profile = profile
@@ -101,7 +104,7 @@ class VerifierNode:
             connect_timeout_s=config.cluster.connect_timeout_s,
         )
         self.cache = FeatureCache(config.verifier.feature_cache_bytes)
-        self._runner = StepRunner(engine, self.links, self.cache)
+        self._runner = StepRunner(engine, self.links, self.cache, prepare=prepare)
 
     # --- life ---------------------------------------------------------------------------------
 

@@ -59,9 +59,19 @@ class StepRunner:
 
     `run` and `reset` exclude each other, so no frame of a past lease can touch the state of the
     next one.
+
+    Args:
+        prepare: called in the engine's thread before anything else.
     """
 
-    def __init__(self, engine: Engine, links: DraftLinks, cache: FeatureCache) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        links: DraftLinks,
+        cache: FeatureCache,
+        *,
+        prepare: Callable[[], object] | None = None,
+    ) -> None:
         self.links = links
         self.cache = cache
         self.free_kv_blocks = engine.limits.kv_blocks
@@ -73,7 +83,9 @@ class StepRunner:
         self.num_crashes = 0
         """Steps that died in the engine, one after the other, up to now."""
         self._engine = engine
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._worker = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="engine", initializer=prepare
+        )
         self._lock = asyncio.Lock()
         self._live: dict[int, _Live] = {}
         self._closed = False
