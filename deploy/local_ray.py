@@ -56,7 +56,7 @@ port."""
 
 
 @contextmanager
-def private_ray(*, num_cpus: int, haproxy: bool = True) -> Iterator[None]:
+def private_ray(*, num_cpus: int, haproxy: bool = False) -> Iterator[None]:
     """A new Ray of this process's own: quiet, guarded by a token of its own, gone without a trace.
 
     Args:

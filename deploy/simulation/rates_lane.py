@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from deploy.simulation.clock import Clock, Link
@@ -165,6 +166,8 @@ class CountedLane:
         """Rows are ready, or wait for their blocks."""
         flying = self._gathering.flying
         gone = bool(flying) and flying[0].ahead
+        if gone:
+            flying[0] = replace(flying[0], rows=flying[0].rows - result.ended)
         rows = result.begun if gone else result.going + result.begun
         for drafter, count in sorted(rows.items()):
             if not result.step.drafting:

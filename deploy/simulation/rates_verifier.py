@@ -56,14 +56,20 @@ class CountedResult:
     """That were computed."""
     going: Counter[int]
     """Rows that go on, by drafter."""
+    ended: Counter[int]
+    """Those that do not."""
     begun: Counter[int]
     """Requests that had their first token."""
-    num_ended: int
     num_prefill: int
     pending_prefill: int
     step_s: float
     asked_at: float
     """Names the blocks that were asked for."""
+
+    @property
+    def num_ended(self) -> int:
+        """Requests."""
+        return self.ended.total()
 
 
 class ResultTaker(BunchTaker, Protocol):
@@ -170,8 +176,8 @@ class CountedVerifier:
             step=step,
             num_rows=rows.total(),
             going=going,
+            ended=self._ended,
             begun=Counter(prompt.drafter for prompt in done),
-            num_ended=num_ended,
             num_prefill=num_prefill,
             pending_prefill=sum(self._lefts),
             step_s=now - began_s,

@@ -34,7 +34,7 @@ class Server:
             "drafter": {"checkpoint": "none"},
             "verifier": {"profile_budget_s": 2.0, "num_cpus": 0.5},
             "router": {"num_cpus": 0.2},
-            "cluster": {"grpc_port": self.port},
+            "cluster": {"grpc_port": self.port, "proxy": "haproxy"},
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         self.log = folder / "log"
@@ -44,6 +44,8 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=child_environment(DSPARK_TOKEN="a-token-of-this-test"),
+                # Tests may run in the background, where shells have Ctrl-C ignored.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         self._wait()
         self.processes = psutil.Process(self.process.pid).children(recursive=True)

@@ -141,8 +141,7 @@ async def test_twelve_at_once(served: Served) -> None:
 
 
 async def test_more_at_once_than_a_proxy_lets_through_by_default(served: Served) -> None:
-    """HAProxy would have all but a hundred streams of a connection wait where nobody sees them: the
-    last one's first token would come when another one ends."""
+    """A proxy could have all but a hundred streams of a connection wait where nobody sees them."""
     many = 130
     async with served.async_client() as client:
         generations = [
@@ -166,11 +165,11 @@ async def test_more_at_once_than_a_proxy_lets_through_by_default(served: Served)
 
 def test_engines_go_first(served: Served) -> None:
     """Router, drafter and Serve's own processes rank behind the verifier, which is no background
-    job; the proxy is HAProxy."""
+    job."""
     ranks: dict[str, set[int]] = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            name = " ".join(process.cmdline()).split(".")[0]
+            name = " ".join(process.cmdline()).split(".")[0].strip()
             ranks.setdefault(name, set()).add(process.nice())
     mine = psutil.Process().nice()
     behind = min(mine + 15, 19)
@@ -178,7 +177,6 @@ def test_engines_go_first(served: Served) -> None:
     for name in ("ServeReplica:dspark:Router", "ServeReplica:dspark:Drafter", "_DirectoryActor"):
         assert ranks[f"ray::{name}"] == {behind}, name
     assert ranks["ray::ServeController"] == {behind}
-    assert any("haproxy" in name for name in ranks)
 
 
 @pytest.mark.parametrize(
