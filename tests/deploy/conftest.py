@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import warnings
 from collections.abc import Iterator
@@ -37,11 +38,12 @@ class Served:
     def replica_pids(self, pool: str) -> list[int]:
         """Processes, started by this one, of a pool's replicas: ``Drafter``, ``Verifier``, ..."""
         title = f"ray::ServeReplica:{self.config.cluster.application}:{pool}"
-        return [
-            process.pid
-            for process in psutil.Process().children(recursive=True)
-            if process.is_running() and " ".join(process.cmdline()).startswith(title)
-        ]
+        pids = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it is just ending
+                if " ".join(process.cmdline()).startswith(title):
+                    pids.append(process.pid)
+        return pids
 
 
 def free_port() -> int:
