@@ -17,7 +17,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import psutil
 import vllm_alone
@@ -126,7 +126,56 @@ class AloneSystem:
         self._pipe.close()
 
 
-class OurSystem:
+class Client(Protocol):
+    """What asks a server."""
+
+    async def close(self) -> None:
+        """End the connections."""
+        ...
+
+
+C = TypeVar("C", bound=Client)
+
+
+class ServerSystem(Generic[C]):
+    """A server in processes of its own, and what asks it.
+
+    Args:
+        name: of the system.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._folder: Path | None = None
+        """Of configuration and log."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: C | None = None
+
+    @property
+    def client(self) -> C:
+        """Of the server; it has started."""
+        assert self._client is not None, "not started"
+        return self._client
+
+    @property
+    def pid(self) -> int | None:
+        """See `System.pid`."""
+        return None if self._process is None else self._process.pid
+
+    async def close(self) -> None:
+        """See `System.close`."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        if self._process is not None:
+            await asyncio.to_thread(end_tree, self._process)
+            self._process = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+class OurSystem(ServerSystem[AsyncClient]):
     """``dspark serve``: router, drafter and verifier on a private Ray, asked over gRPC.
 
     Args:
@@ -134,22 +183,12 @@ class OurSystem:
     """
 
     def __init__(self, name: str, config: dict[str, Any]) -> None:
-        self.name = name
+        super().__init__(name)
         self._given = config
         self._config = load_config(config)
         self._token = secrets.token_urlsafe(24)  # the port listens on every interface
         self._address = f"127.0.0.1:{self._config.cluster.grpc_port}"
-        self._folder: Path | None = None
-        """Of configuration and log."""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._client: AsyncClient | None = None
         self._base: dict[str, str] = {}
-
-    @property
-    def client(self) -> AsyncClient:
-        """Of the server; it has started."""
-        assert self._client is not None, "not started"
-        return self._client
 
     async def start(self) -> Figure:
         """See `System.start`."""
@@ -192,23 +231,6 @@ class OurSystem:
         blocks = Blocks(self.client, mix, self._base)
         setting = Setting(name=self.name)
         return await blocks.measure(setting, repeat=repeat, users=users, timing=timing)
-
-    @property
-    def pid(self) -> int | None:
-        """See `System.pid`."""
-        return None if self._process is None else self._process.pid
-
-    async def close(self) -> None:
-        """See `System.close`."""
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
-        if self._process is not None:
-            await asyncio.to_thread(end_tree, self._process)
-            self._process = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:

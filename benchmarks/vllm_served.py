@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
-from systems import START_S, end_tree
+from systems import START_S, ServerSystem
 from vllm_alone import BLOCK_TOKENS, Settings
 
 from cluster.environment import child_environment
@@ -39,7 +39,7 @@ _ABORT_S = 1.0
 """For the requests that the block before has given up."""
 
 
-class ServedSystem:
+class ServedSystem(ServerSystem["VllmClient"]):
     """See the module, and `systems.System`.
 
     Args:
@@ -48,12 +48,9 @@ class ServedSystem:
     """
 
     def __init__(self, name: str, settings: Settings, port: int) -> None:
-        self.name = name
+        super().__init__(name)
         self._settings = settings
         self._port = port
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._client: VllmClient | None = None
 
     async def start(self) -> Figure:
         """See `System.start`."""
@@ -70,8 +67,8 @@ class ServedSystem:
     def _launch(self) -> tuple[subprocess.Popen[bytes], Path]:
         """The server, and its log."""
         require_free(self._port)
-        self._folder = tempfile.TemporaryDirectory(prefix="dspark-engines-")
-        log = Path(self._folder.name) / "log"
+        self._folder = Path(tempfile.mkdtemp(prefix="dspark-engines-"))
+        log = self._folder / "log"
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *self._arguments()],
@@ -107,29 +104,11 @@ class ServedSystem:
 
     async def measure(self, mix: Mix, *, repeat: int, users: int, timing: Timing) -> Figure:
         """See `System.measure`."""
-        assert self._client is not None, "not started"
         await asyncio.sleep(_ABORT_S)
         # All that blocks need of a client of ours, this one has.
-        blocks = Blocks(cast("AsyncClient", self._client), mix, {})
+        blocks = Blocks(cast("AsyncClient", self.client), mix, {})
         setting = Setting(name=self.name)
         return await blocks.measure(setting, repeat=repeat, users=users, timing=timing)
-
-    @property
-    def pid(self) -> int | None:
-        """See `System.pid`."""
-        return None if self._process is None else self._process.pid
-
-    async def close(self) -> None:
-        """See `System.close`."""
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
-        if self._process is not None:
-            await asyncio.to_thread(end_tree, self._process)
-            self._process = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
 
 
 class VllmClient:

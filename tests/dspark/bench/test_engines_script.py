@@ -39,6 +39,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     import systems_bench  # type: ignore[import-not-found]
     import verify_steps  # type: ignore[import-not-found]
     import vllm_alone  # type: ignore[import-not-found]
+    import vllm_served  # type: ignore[import-not-found]
 
     monkeypatch.setattr(systems_bench, "AWAKE_S", 0.0)
     monkeypatch.setattr(systems_bench, "WARM_UP", Timing(settle_s=0.0, measure_s=0.01))
@@ -49,7 +50,24 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         bench=systems_bench,
         steps=verify_steps,
         alone=vllm_alone,
+        served=vllm_served,
     )
+
+
+# --- vLLM behind its own server: what its stream says -------------------------------------------
+
+
+def test_events_of_vllms_stream_are_chunks(scripts: SimpleNamespace) -> None:
+    def event(**changes: Any) -> dict[str, Any]:
+        choice = {"text": "ab", "token_ids": [5, 6], "finish_reason": None} | changes
+        return {"choices": [choice]}
+
+    chunk = scripts.served.chunk_of(event())
+    assert (chunk.text, chunk.token_ids, chunk.finish_reason) == ("ab", (5, 6), "")
+    last = scripts.served.chunk_of(event(text="", token_ids=None, finish_reason="length"))
+    assert (last.token_ids, last.finish_reason) == ((), "length")
+    with pytest.raises(Unavailable, match="too long"):
+        scripts.served.chunk_of({"error": {"message": "too long"}})
 
 
 # --- vLLM alone: the closed loop around its engine ------------------------------------------------
